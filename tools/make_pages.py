@@ -64,8 +64,8 @@ class Figure:
     Attributes:
         name: unique; its first word is the subject.
         what: in words, with the conditions.
-        command: what measures it, in a clone: the arguments of Python, or a program of the shell. "" if that program isn't
-            in this repository.
+        command: what measures it, in a clone: the arguments of Python, or a program of the shell. "" if that program
+            isn't in this repository.
         machine: on which ranks and processors it was measured, or that it was counted.
         stock: a count, or text with a unit; of a `Transfer`, what a loop over the tensors takes.
         overlay: the same of the overlay.

@@ -6,7 +6,9 @@ torch; ``python -m torch_overlay run script.py`` runs a program that doesn't kno
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # not typing's: every Python process under `run` imports this file, and should pay nothing
+# Not typing's: under `run` every Python process of a job imports this file, compile workers and data loaders too, and
+# importing typing would cost them more than all the rest of it.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,10 +64,11 @@ def enable(*, strict: bool | None = None, **options: Unpack[Options]) -> Status:
     refused (OverlayError), and torch is untouched; ``strict=False`` applies the rows that are recognised and leaves
     the others out.
 
-    Options come from here, else from ``TORCH_OVERLAY_<NAME>``, else they are the defaults, which stand first:
+    An option that isn't given here comes from ``TORCH_OVERLAY_<NAME>``; without that it has its default, the value that
+    is listed first.
 
     Args:
-        strict: whether all patches are needed; True, unless ``TORCH_OVERLAY_STRICT`` is off.
+        strict: whether all patches are needed. True by default, unless ``TORCH_OVERLAY_STRICT`` is off.
         share_groups: "names", "ranks" or "off": which axes over the same ranks share a process group.
         create: "members" or "world": which ranks take part in making a group.
         flatten: "whole" or "existing": the groups over several axes that a redistribution may use.
@@ -73,13 +76,12 @@ def enable(*, strict: bool | None = None, **options: Unpack[Options]) -> Status:
         leave_out: () or names of patches to do without: "cross_mesh" (``DTensor.redistribute(device_mesh=other)``),
             "full_state_dict" (gathering and loading full state dicts), "clip_grad_norm" (norms of several meshes).
 
-    Enabling twice is enabling once: the second call only changes the options that it names. What is left out stays so
-    until `disable`.
+    A second call changes the options that it names and keeps the others. `leave_out` can't change before `disable`.
 
     Raises:
-        UnknownRelease: this torch isn't one that the overlay knows.
-        ChangedTarget: something to be patched isn't what torch's release has there.
-        OptionError: an option that there isn't, or a value that it doesn't take.
+        UnknownRelease: there are no fingerprints of this torch release.
+        ChangedTarget: a target has another body than this release of torch has there.
+        OptionError: an unknown option, or a value that the option doesn't take.
     """
     from . import overlay
 
@@ -89,9 +91,14 @@ def enable(*, strict: bool | None = None, **options: Unpack[Options]) -> Status:
 def disable(*, force: bool = False) -> None:
     """Put back every object of torch's that was replaced, the same by identity, and remove every one that was added.
 
-    If somebody patched one of these after `enable` (a mode that is still on, another library), ForeignPatch names it
-    and nothing changes, since their patch may call ours or bring it back; ``force=True`` puts torch's own there
-    nevertheless. Meshes and groups that were made under the overlay keep working.
+    Meshes and groups that were made under the overlay keep working.
+
+    Args:
+        force: put torch's own objects back even where somebody else patched over ours.
+
+    Raises:
+        ForeignPatch: somebody patched one of these objects after `enable`: another library, or a mode that is still on.
+            Their patch may call ours, or restore it later, so nothing was changed.
     """
     from . import overlay
 
@@ -99,10 +106,10 @@ def disable(*, force: bool = False) -> None:
 
 
 def enabled(*, strict: bool | None = None, **options: Unpack[Options]) -> AbstractContextManager[Status]:
-    """The overlay for a block of code, then as before: off if it was off, else on with the options that it had.
+    """Turn the overlay on for a block of code. At its end the overlay is as before: off, or on with its former options.
 
-    It takes what `enable` takes. The overlay belongs to the process, not to a thread. Of blocks in several threads that
-    overlap, the last one to end puts back what was there before the first.
+    Takes the arguments of `enable`. The overlay belongs to the process, not to a thread: if blocks of several threads
+    overlap, the last one to end restores what was there before the first.
     """
     from . import overlay
 
@@ -129,10 +136,10 @@ def options() -> Choices:
 
 
 def status() -> Status:
-    """What the overlay does in this process: each patch, what was counted, the options. Print it.
+    """What the overlay does in this process: its patches, counts, groups and options. Print it.
 
-    Of each `Transfer` that is in a run it says the step and the ranks that are waited for: call it from another thread.
-    Where one has waited for some seconds it asks the other ranks, which takes up to three more.
+    Called from another thread during a run of a `Transfer`, it also says in which step the run is, and for which ranks
+    it waits. If the run has waited for some seconds, this asks the other ranks, which takes up to three seconds.
     """
     from . import overlay
 
@@ -176,25 +183,26 @@ def explain(
     device_mesh: DeviceMesh | None = None,
     budget: int = 256 << 20,
 ) -> Explanation | FlowExplanation:
-    """What a redistribution does under the overlay. Nothing is sent.
+    """Explain what a redistribution does under the overlay, for all ranks. Nothing is sent.
 
-    Of one DTensor, `tensor.redistribute(placements=placements)`: its plan, step by step, with bytes, time and why.
-    Of a tree, or to another mesh, ``torch_overlay.redistribute(tensors, device_mesh, placements)``; of a `Transfer`,
-    its `run`: how many exchanges, and who sends how much to whom. Each process finds that for all ranks.
+    For one DTensor: the plan of ``tensor.redistribute(placements=placements)``, each step with its bytes, an estimate
+    of its time, and why it is there. For a tree, or another mesh: what ``torch_overlay.redistribute(tensors,
+    device_mesh, placements)`` sends. For a `Transfer`: what each `run` sends. The last two say how many exchanges there
+    are, and who sends how many bytes to whom.
 
     Args:
         tensors: a DTensor (or anything with its `_spec`), a tree of them, or a Transfer.
-        placements: torch's, one for each axis of the mesh, or, of one tensor, words: ``"R,S1"``. Of more than one or
-            to another mesh, all that `redistribute` takes.
-        out: a file to draw who sends what to whom in; its ending chooses the format. Needs matplotlib.
+        placements: torch's, one for each axis of the mesh; for one tensor also as text, ``"R,S1"``. For a tree or
+            another mesh, whatever `redistribute` takes. None for a Transfer.
+        out: also draw who sends what to whom to this file. Its ending chooses the format. Needs matplotlib.
         device_mesh, budget: see `redistribute`.
 
     Returns:
-        A value. Print it.
+        A value that prints as text.
 
     Raises:
-        TypeError: no DTensor.
-        ValueError: the placements don't fit the tensor or its mesh, or can't be drawn.
+        TypeError: `tensors` has no DTensor.
+        ValueError: the placements don't fit the tensor or its mesh, or the picture can't be drawn.
     """
     from .show.asked import of_anything
 
@@ -205,15 +213,15 @@ def explain(
 
 
 def draw(mesh: DeviceMesh | ParallelMeshes, out: str | None = None, gpus_per_host: int = 8) -> Drawing:
-    """A mesh: its ranks, the hosts they sit on and each axis's groups. Nothing is sent.
+    """Draw a mesh: its ranks, the hosts they are on, and the groups of each axis. Nothing is sent.
 
     Args:
-        mesh: or all meshes of a run, as `ParallelDims.build` gives them.
-        out: a file to draw it in, too; its ending chooses the format. Needs matplotlib.
-        gpus_per_host: ranks are on hosts in their order, this many on each.
+        mesh: a mesh, or all meshes of a run, as `ParallelDims.build` returns them.
+        out: also draw a picture to this file. Its ending chooses the format. Needs matplotlib.
+        gpus_per_host: how many ranks are on each host, in the order of their numbers.
 
     Returns:
-        The same for the terminal. Print it.
+        A value that prints as text.
 
     Raises:
         TypeError: not a mesh.
@@ -228,13 +236,13 @@ def draw(mesh: DeviceMesh | ParallelMeshes, out: str | None = None, gpus_per_hos
 
 
 def private_groups() -> AbstractContextManager[None]:
-    """Give the meshes that are made inside groups that no other mesh shares, for one block of code.
+    """Meshes that are made inside this block get process groups that no other mesh shares.
 
-    Views of such a mesh that are made later, copies and pickles keep it, and redistributions over them use no group
-    from outside, not even the default one.
+    Their later views, copies and pickles keep this property. Redistributions over them use no group from outside, not
+    even the default group.
 
-    A block doesn't reach into other threads, be they started inside or before; one that makes a mesh meanwhile is
-    warned that it isn't private. There, use it as a decorator.
+    The block doesn't reach into other threads. A thread that makes a mesh meanwhile is warned that the mesh isn't
+    private. To make a private mesh there, decorate the function that makes it.
 
     >>> with torch_overlay.private_groups():  # doctest: +SKIP
     ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
@@ -248,8 +256,9 @@ def private_groups() -> AbstractContextManager[None]:
 def prepare(mesh: DeviceMesh) -> None:
     """Make a group for each set of two or more axes of a mesh, which redistributions over them then use.
 
-    Collective: all ranks of the mesh call it, and all ranks of the world where these make every group. A mesh of n axes
-    of more than one rank has 2^n - n - 1 such sets. On NCCL a group takes memory from its first collective on.
+    Collective: all ranks of the mesh call it; all ranks of the world, where these take part in making every group. A
+    mesh of n axes of more than one rank has 2^n - n - 1 such sets. On NCCL a group takes GPU memory from its first
+    collective on, but at once in a device-bound world, and in every NCCL world of torch 2.15.
 
     Raises:
         RuntimeError: the mesh has no groups, is a private view of a mesh that isn't private, or a member didn't take
@@ -261,22 +270,24 @@ def prepare(mesh: DeviceMesh) -> None:
 
 
 def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = None, timeout: float = 300.0) -> Place:
-    """Meet processes of other torch.distributed worlds, or of none: a place, for ``Transfer(group=place)``.
+    """Meet processes of other torch.distributed worlds, or of none, for a ``Transfer(group=place)`` among them.
 
-    Collective over all that meet, each with another rank; a mesh is there with all of its ranks. Errors, ``gone`` and
-    ``traffic`` speak of the ranks of the place. A process that was started again meets again, with all others, when
-    rank 0 closed the place. None of torch's groups is used, and no default group is needed.
+    Collective over all processes that meet, each with a rank of its own in the place. Errors, ``gone`` and ``traffic``
+    of a `Transfer` use these ranks. If a mesh is to take part, all of its ranks meet. A process that was started again
+    can't come back alone: rank 0 closes the place, and all meet again. No group of torch's is used or needed.
 
     Args:
-        address: ``tcp://host:port``, where rank 0 listens, there alone.
-        rank, world_size: of this process here, and how many meet.
-        key: signs what ranks say, and isn't sent: the same for all, or ``TORCH_OVERLAY_MEET_KEY``. Without one, whoever
-            reaches the port is believed. Tensors travel by gloo or NCCL, whose connections know no keys.
-        timeout: seconds that ranks of the place wait for one another.
+        address: ``tcp://host:port`` of rank 0, which listens there and nowhere else.
+        rank: the rank of this process in the place.
+        world_size: how many processes meet.
+        key: a secret that all processes have; ``TORCH_OVERLAY_MEET_KEY`` if not given. It signs what they say, and
+            isn't sent. Without a key, whoever reaches the port is believed. It doesn't protect tensors, which travel
+            over gloo or NCCL.
+        timeout: seconds that the ranks of the place wait for one another.
 
     Raises:
-        ValueError: an address or a rank that can't be, a rank that is there already, or another key.
-        RuntimeError: a rank didn't come in time; says which. Or rank 0 can't listen there.
+        ValueError: a malformed address or rank, a rank that is there already, or another key.
+        RuntimeError: a rank didn't come in time; names it. Or rank 0 can't listen at the address.
 
     >>> import torch, torch_overlay
     >>> with torch_overlay.meet("tcp://127.0.0.1:29613", rank=0, world_size=1) as place:
@@ -294,18 +305,19 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
 
 
 def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
-    """A box of a whole tensor, held by a plain one, for a `Transfer`: of a fused weight, an expert, a ragged shard.
+    """Say which box of a larger tensor a plain tensor holds, for a `Transfer`.
 
-    A tensor of a source or a target may be one piece or a tuple of pieces on each rank, whatever the others have.
+    For slices of fused weights, for experts, and for shards that placements can't describe. In a source or a target,
+    each rank gives one piece or a tuple of pieces for a tensor, whatever other ranks give.
 
     Args:
-        local: what this rank holds of it, or writes into; any view.
-        shape: of the whole, in elements.
-        start: the first element of the box, along each dim.
+        local: the box, which a run reads or writes. Any view.
+        shape: the shape of the whole tensor.
+        start: the index of the box's first element, along each dim.
 
     Raises:
-        TypeError: not a plain tensor.
-        ValueError: the box isn't inside the whole, or has another number of dims.
+        TypeError: `local` isn't a plain tensor.
+        ValueError: the box isn't inside the whole tensor, or has another number of dims.
 
     >>> import torch, torch_overlay
     >>> qkv = torch.zeros(12, 8)  # on each of two ranks half of the heads: 4 rows of q, 4 of k and 4 of v
@@ -318,8 +330,8 @@ def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
 
 
 def checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
-    """A folder of safetensors files, as the source of a `Transfer`: it is read once by all ranks together, each byte by
-    one of them, however the targets are cut.
+    """A folder of safetensors files, as the source of a `Transfer`. Each byte is read once, by one of the ranks,
+    however the targets are cut.
 
     The ranks that give it read equal shares, in rounds that take half of the Transfer's budget; ranks that give None
     read nothing. The files are those that ``model.safetensors.index.json`` lists, else all that end in
@@ -327,9 +339,9 @@ def checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     safetensors package isn't needed.
 
     Making a Transfer raises a ValueError on all ranks, before anything is written, if the folder, its index or a file
-    isn't what it has to be, or if readers see different files; it names the file, and the tensor. A run raises if a
-    file has another size or time than when its header was read: a ValueError before anything is sent, a RuntimeError,
-    which says whether targets were written, later.
+    is missing or malformed, or if ranks see different files. It names the file and the tensor. A run raises if a file
+    has changed its size or time since its header was read: a ValueError before anything was sent, and a RuntimeError
+    later, which says whether targets were written.
 
     Args:
         folder: where the files are, on each rank that gives it. It isn't looked at before a Transfer is made.
@@ -357,20 +369,20 @@ def landings(
     tensors: Mapping[str, Tensor] | Iterable[Any],
     depends_on: Any = None,
 ) -> Landings:
-    """Where a model's own loader puts each tensor of a checkpoint on this rank, for a `Transfer` into the model.
+    """Ask a model's own loader where it puts each tensor of a checkpoint on this rank, for a `Transfer` into the model.
 
-    The loader runs on tensors without memory, and what it would copy into the model is written down; the model stays as
-    it is. A tensor that the loader only cuts, turns, copies and casts is direct: its boxes are pieces over the model's
-    memory. One that the loader computes with comes whole, and ``load_whole()`` hands it to the loader. What isn't
-    certain comes whole, too. Not collective.
+    The loader runs on tensors without memory. What it would copy into the model is recorded and not done, so the model
+    stays as it is. If the loader only slices, transposes, copies and casts a tensor, the tensor is direct: it becomes
+    pieces over the model's memory. If the loader computes with it, or if that isn't certain, it comes whole, and
+    ``load_whole()`` hands it to the loader after each run. Not collective.
 
     Args:
         load: takes pairs of a name and a whole tensor, as `load_weights` of vLLM's and SGLang's models does.
         model: whose parameters and buffers it writes.
         tensors: of the checkpoint: a mapping of names to tensors (on meta, or anything with a shape and a dtype), such
             pairs, or values with a name, a dtype and a shape.
-        depends_on: what else decides where the loader puts things, as the map of experts to ranks: a tensor, a tree, or
-            a function that returns one. `Landings.stale` says when it has changed.
+        depends_on: what else decides where the loader puts tensors, for instance the map of experts to ranks: a tensor,
+            a tree, or a function that returns one. `Landings.stale` compares it.
 
     Returns:
         Landings: `direct`, `whole`, `skipped`, `untouched`, and `target()` for the `Transfer`.
@@ -400,26 +412,26 @@ def landings(
 def redistribute(
     tensors: Any, device_mesh: DeviceMesh | None = None, placements: Any = None, *, budget: int = 256 << 20
 ) -> Any:
-    """The same tensors with other placements, all of them in as few exchanges as the budget allows.
+    """Give many DTensors other placements, on their mesh or on another, in as few exchanges as the budget allows.
 
-    Collective over the ranks of the tensors' meshes and of the target's. All of them give the same tree. On one mesh,
-    ranks talk along the axes on which some placement changes, by the mesh's own groups. To another mesh, all ranks of
-    both take part, by a group that is made by the first such call; a rank outside of a mesh holds nothing of a tensor
-    on it. Gradients flow back the same way, so all of these ranks have to ask for them.
+    Collective: all ranks of the source and target meshes call it with the same tree. On one mesh, ranks communicate
+    along the axes on which some placement changes, over the mesh's own groups. To another mesh, all ranks of both take
+    part, over a group that the first such call makes. A rank outside of a mesh holds no elements of a tensor on it.
+    Gradients flow back the same way, so all of these ranks have to call backward.
 
     Args:
-        tensors: a DTensor, or dicts, lists and tuples of them, nested as they come. What isn't a DTensor stays.
-        device_mesh: where they shall be; each stays on its own mesh if none is given.
-        placements: one for all axes, one for each axis, a tree of these like `tensors`, or a function of the name (the
-            keys on the way, joined by dots) and the tensor.
+        tensors: a DTensor, or nested dicts, lists and tuples of them. Other leaves are returned as they are.
+        device_mesh: the target mesh. By default each tensor stays on its own mesh.
+        placements: one for all axes, one for each axis, a tree of these like `tensors`, or a function of a name (the
+            keys on the path, joined by dots) and the tensor.
         budget: the bytes that buffers may take on a rank.
 
     Returns:
-        The same structure. A tensor that is there already is given back as it is.
+        The same structure. A tensor that has the placements already is returned as it is.
 
     Raises:
-        ValueError: placements that don't fit a tensor, or a budget that is too small.
-        TypeError: placements that are none.
+        ValueError: the placements don't fit a tensor, or the budget is too small.
+        TypeError: something in `placements` isn't a placement.
 
     >>> full = torch_overlay.redistribute(model.state_dict(), placements=Replicate())  # doctest: +SKIP
     """

@@ -34,7 +34,7 @@ def parser(chosen: str | None = None) -> argparse.ArgumentParser:
     Args:
         chosen: the command whose arguments are added. Modules of other commands aren't imported.
     """
-    console = pathlib.Path(sys.argv[0]).stem == "torch-overlay"
+    console = pathlib.Path(sys.argv[0]).stem == "torch-overlay"  # so that usage shows what the user typed
     whole = argparse.ArgumentParser(
         prog="torch-overlay" if console else "python -m torch_overlay",
         description="A better DeviceMesh and DTensor redistribute for a released PyTorch, in place.",
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if refused:
         print(f"torch_overlay {arguments.command}: {refused}", file=sys.stderr)
         return 2
-    return _act(arguments)
+    return _run_command(arguments)
 
 
 def _refused(arguments: argparse.Namespace) -> str:
@@ -92,7 +92,8 @@ def _refused(arguments: argparse.Namespace) -> str:
     return refused if not refused or lenient is None else f"{refused} (--no-strict goes on)"
 
 
-def _act(arguments: argparse.Namespace) -> int:
+def _run_command(arguments: argparse.Namespace) -> int:
+    """Run a command whose arguments were read. Returns its exit code."""
     try:
         with warnings.catch_warnings():
             # Torch warns when it is imported without numpy. Nothing here needs numpy.
@@ -101,6 +102,7 @@ def _act(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader stopped reading, as in `explain ... | head`
+        # Python flushes again when it ends, and would print a traceback for the same pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

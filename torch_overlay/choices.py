@@ -1,6 +1,7 @@
-"""The options that a user may choose: which values each takes, and how they are read from a call or the environment.
+"""The options of `enable`: their values, and how they are read from a call or the environment.
 
-The bodies read the switches of ``distributed/config.py``, which have the names that they have upstream.
+The code in ``distributed/`` goes upstream, so it doesn't know these options. It reads the switches of
+``distributed/config.py``, under the names that they have there.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from typing import Any
 
 from .errors import OptionError
 
-# For each option that the bodies read, the name of the switch that they read.
+# For each option, the switch of ``distributed/config.py`` that it sets. `leave_out` has none: it chooses patches.
 SWITCHES = {
     "share_groups": "mesh_share_groups",
     "create": "mesh_create_groups",
@@ -26,7 +27,7 @@ class Choices:
     """The value of each option.
 
     Attributes:
-        leave_out: the units of rows of `series` that aren't applied.
+        leave_out: the units of patches (sections of the table in `series`) that aren't applied.
     """
 
     share_groups: str = "names"
@@ -57,10 +58,10 @@ def switch(name: str, value: object) -> bool:
 
 
 def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[str, object], str]:
-    """Return a reader for an option that takes one of these words.
+    """Return a function that validates an option which takes one of these words.
 
     Args:
-        formerly: old spellings, each with the word that took its place. The error for an old spelling names that word.
+        formerly: spellings of earlier versions, each with the word that replaced it, which the error then names.
     """
 
     def read(name: str, value: object) -> str:
@@ -78,7 +79,7 @@ SHARING = {text: "off" for text, on in SWITCH.items() if not on}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence that names the known word closest to a mistyped one. Empty if none is close.
+    """A hint for an error message: the known word closest to a mistyped one. Empty if none is close.
 
     >>> did_you_mean("flaten", ["flatten", "cost"])
     "; did you mean 'flatten'?"
@@ -88,13 +89,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {spellings[close[0]]!r}?" if close else ""
 
 
-# The units of rows that `leave_out` may name. Each can be left out without the others.
+# The units that `leave_out` may name. The others, "mesh", "redistribute" and "tracing", are what the overlay is.
 OPTIONAL = ("cross_mesh", "full_state_dict", "clip_grad_norm")
 
 
 def some_of(*words: str) -> Callable[[str, object], tuple[str, ...]]:
-    """Return a reader for an option that takes any number of these words, as a sequence or as text with commas. It
-    returns them in the order of ``words``.
+    """Return a function that validates an option which takes any number of these words, as a sequence or as text with
+    commas. Its result is in the order of ``words``, so that equal choices are equal values.
 
     >>> some_of("a", "b", "c")("leave_out", "c,a")
     ('a', 'c')

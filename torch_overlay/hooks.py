@@ -5,7 +5,7 @@ from typing import Any
 
 
 def meshes_need_nothing() -> None:
-    """enable() has nothing to do for meshes that exist already: each gets its state when it is first used."""
+    """Does nothing, for enable(): meshes that exist already get their state when they are first used."""
 
 
 def hand_back_meshes(_: None) -> None:
@@ -18,12 +18,16 @@ def hand_back_meshes(_: None) -> None:
 def trace_as_torch() -> tuple[list[str], dict[str, Any]]:
     """Let dynamo treat our files as those of ``torch/distributed``: it skips them, and inlines their functions.
 
-    Dynamo decides by lists of files. It builds them anew after each init_process_group, so this replaces the functions
+    Dynamo decides by lists of files, which it builds anew after each init_process_group. So this replaces the functions
     that build them.
+
+    Returns:
+        Our files, and torch's functions, for `trace_as_user_code`.
     """
     from torch._dynamo import trace_rules  # imported already: the row waits for it
 
     here = os.path.dirname(__file__)
+    # Dynamo compares with forward slashes, and a folder ends in one, so that "compat" isn't a prefix of "compat_x".
     files = [os.path.join(here, name, "").replace(os.sep, "/") for name in ("distributed", "compat")]
     lists = {name: getattr(trace_rules, name) for name in ("get_mod_inlinelist", "get_mod_skiplist")}
     for name, torchs in lists.items():
@@ -37,10 +41,10 @@ _CALLED = ("_trace_view", "_traced_views")
 
 
 def trace_views() -> tuple[dict[str, Any], Any, Any]:
-    """Tell dynamo about the methods that return views, and about all that makes two meshes unequal.
+    """Let dynamo trace our methods that return views, and let its guard compare the groups of meshes.
 
-    Dynamo refuses members of a mesh that it doesn't know. Its guard of a mesh compares our values, too, since it would
-    otherwise run code that was compiled for one mesh with another mesh that has other groups.
+    Dynamo refuses members of a mesh that it doesn't know. Without the guard, code that was compiled for one mesh would
+    run with an equal mesh that has other groups, and communicate over the groups of the first.
     """
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -53,6 +57,8 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
     except ImportError:  # before 2.12 dynamo knows meshes in another way, and breaks the graph
         known = {}
     info = known.get(DeviceMesh)
+    # A method of ours is traced as the method of torch's that is most like it: `_flatten` is inlined, `size` is called
+    # while compiling. On a release that knows neither, nothing is added, and dynamo breaks the graph as on stock.
     members = getattr(info, "members", None) or {}
     kinds = {name: members.get(like) for names, like in ((_INLINED, "_flatten"), (_CALLED, "size")) for name in names}
     added = {name: kind for name, kind in kinds.items() if kind is not None and name not in members}
@@ -82,9 +88,10 @@ def _with_files(files: list[str], torchs: Any) -> Any:
 
     def files_and_torchs() -> set[str]:
         known = torchs()
-        known.update(files)
+        known.update(files)  # into torch's own cached set, from which `trace_as_user_code` takes them again
         return known
 
+    # Dynamo empties these caches when a process group is made.
     files_and_torchs.cache_clear = torchs.cache_clear  # type: ignore[attr-defined]
     return files_and_torchs
 

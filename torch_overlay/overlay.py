@@ -43,6 +43,8 @@ class Session:
         self.sources: dict[str, recognise.Source] = {}
 
     def source(self, module: str) -> recognise.Source:
+        """The file of a module, read at most once."""
+        # A file is read once for all of its rows: device_mesh.py alone has some forty.
         if module not in self.sources:
             self.sources[module] = recognise.find(module)
         return self.sources[module]
@@ -79,10 +81,11 @@ class Session:
         """Check these rows against the live objects, then apply all of them or none."""
         changes, refused = engine.prepare(patches, self.unrecognised)
         self.refuse(refused)
+        # A refused row takes the others of its unit with it, also those that were recognised.
         changes = {patch: change for patch, change in changes.items() if patch not in self.refused}
         engine.apply(changes.values())
         self.changes |= changes
-        self.sources.clear()
+        self.sources.clear()  # texts and syntax trees, which nobody needs again unless a module arrives later
 
     def arrive(self, modules: list[str]) -> None:
         """Apply the rows that waited for these modules, all or none."""
@@ -104,6 +107,7 @@ class Session:
 
     def end(self, force: bool) -> None:
         """Undo all changes, and stop waiting. If that raises ForeignPatch, nothing was undone."""
+        # All are looked at before the first is undone: a foreign patch must not leave the overlay half on.
         changes = list(self.changes.values())
         if not force:
             engine.check_ours(changes)
@@ -125,6 +129,8 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
     with _lock:
         if _session is not None:
             return _again(_session, strict, options)
+    # Importing torch and the bodies takes the import system's locks. Another thread may hold one of them and wait for
+    # ours, in `_arrived`, so none of this runs under ours.
     settings = choices.choose(choices.from_environment(), options)
     strict = choices.strict_from_environment() if strict is None else strict
     importlib.import_module(TORCH)
@@ -143,7 +149,7 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
         if session.waiting:
             session.hook = AfterImport(list(session.waiting), lambda modules: _arrived(session, modules))
             session.hook.install()
-    # Modules that were imported after `look`, and before the hook was installed.
+    # Another thread may have imported some after `look` and before the hook was installed. No callback came for these.
     _arrived(session, [module for module in list(session.waiting) if ready(module)])
     return _status()
 
@@ -178,10 +184,10 @@ def _put(chosen: choices.Choices) -> None:
 
 
 def _arrived(session: Session, modules: list[str]) -> None:
-    """Modules that rows waited for are imported. Import the bodies without our lock, then patch."""
+    """Patch modules that rows waited for, now that they are imported. Their bodies are imported without our lock."""
     session.import_bodies([patch for module in modules for patch in session.waiting.get(module, ())])
     with _lock:
-        if session is _session:
+        if session is _session:  # else disable() came while the bodies were imported
             session.arrive(modules)
 
 
@@ -194,6 +200,7 @@ def disable(force: bool = False) -> None:
         try:
             _session.end(force)
         finally:
+            # A ForeignPatch undid nothing, and the overlay stays on. After any other error it is off.
             if not _session.changes:
                 _session = None
                 _put(choices.DEFAULT)
@@ -238,8 +245,9 @@ def _leave(block: OpenBlock, entered: bool = True) -> None:
         place = _blocks.index(block)
         _blocks.remove(block)
         if _blocks[place:]:
+            # Threads may leave in any order: the block that began next restores what this one would have restored.
             _blocks[place].before = block.before
-        elif not entered:
+        elif not entered:  # its enable() failed, and changed nothing
             return
         elif block.before is not None:
             if _session is not None:
@@ -288,6 +296,7 @@ def _status() -> report.Status:
 
 
 def _release_text() -> str:
+    """The release of torch as text; "none" if torch isn't installed."""
     try:
         return versions.running().said
     except UnknownRelease:

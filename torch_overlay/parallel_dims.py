@@ -1,4 +1,4 @@
-"""Named meshes from degrees of parallelism, which trainers otherwise work out by hand.
+"""Named meshes from degrees of parallelism, which trainers otherwise compute by hand.
 
 `ParallelDims` holds degrees and checks that they fit a world. `ParallelDims.build` makes the meshes of a run, a
 `ParallelMeshes`. They are made by torch's mesh calls (``init_device_mesh``, unflatten, flatten, slicing), so this works
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ParallelDims", "ParallelMeshes"]
 
-# The degrees whose product is the world, outermost first; and those that experts may be spread over.
+# The degrees whose product is the world size, outermost first: tp is innermost, since its ranks talk most, and
+# neighbours share a host. Experts may be spread over those of `_REGION`.
 _WORLD = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 _REGION = ("dp_shard", "cp", "tp")
 _EXPERT = ("ep", "etp")
 
-# The axes of each mesh, row-major over all ranks; and those of the data mesh that make up the loss mesh.
+# The axes of each mesh, row-major over all ranks. `LOSS` are those of the data mesh that are joined to the loss mesh.
 MESHES = {
     "world": ("world",),
     "dense": ("pp", "dp_replicate", "fsdp", "tp"),
@@ -69,6 +70,7 @@ class ParallelDims:
     def __post_init__(self) -> None:
         degrees = {degree.name: getattr(self, degree.name) for degree in fields(self)}
         for name, degree in degrees.items():
+            # A bool is an int for Python, but tp=True is no number of ranks.
             if not isinstance(degree, int) or isinstance(degree, bool) or (degree < 1 and degree != -1):
                 raise ValueError(f"{name} must be a number of ranks from 1 on, or -1 for what is left; got {degree!r}")
         open_degrees = [name for name, degree in degrees.items() if degree == -1]
@@ -93,9 +95,9 @@ class ParallelDims:
             device_type: as ``init_device_mesh`` takes it, such as ``"cuda"``.
             world_group: whether the meshes are views of a world mesh, whose axis has a group of all ranks (the default
                 group, where it serves the device). With a device-bound NCCL world each axis is then one split of that
-                group. False makes each mesh by itself, and nothing but the groups of its axes: no communicator of all
-                ranks is asked for, unless an axis spans them. `ParallelMeshes.world` is None then.
-            backend: of the axes' groups, where it isn't the default group's.
+                group. With False each mesh is made by itself: the groups are those of its axes, none spans all ranks
+                unless an axis does, and `ParallelMeshes.world` is None.
+            backend: the backend of the axes' groups. By default that of the default group.
 
         Raises:
             RuntimeError: the job has no default group yet.
@@ -109,6 +111,7 @@ class ParallelDims:
             raise RuntimeError("build() needs the ranks of the job: call torch.distributed.init_process_group first")
         fitted = self.fit(dist.get_world_size())
         builder = Builder(device_type, fitted.sizes(), world_group, backend)
+        # The order is the same on all ranks: it decides which groups are made when.
         data = builder.mesh(MESHES["data"])
         loss = builder.joined(data[LOSS], "loss")
         dense, sparse = builder.mesh(MESHES["dense"]), builder.mesh(MESHES["sparse"])
@@ -124,6 +127,7 @@ class ParallelDims:
             "dp_replicate": self.dp_replicate,
             "fsdp": self.dp_shard * self.cp,
             "tp": self.tp,
+            # What ep and etp leave of the region. `fit` has refused those that don't divide it.
             "efsdp": _quotient(math.prod(self._degrees(_REGION).values()), [self.ep, self.etp]) or 0,
             "ep": self.ep,
             "etp": self.etp,
@@ -146,6 +150,7 @@ class ParallelDims:
         open_degree = next((name for name, degree in degrees.items() if degree == -1), None)
         known = {name: degree for name, degree in degrees.items() if degree != -1}
         quotient = _quotient(total, known.values())
+        # With a degree of -1 the others need only divide the total; without, their product is the total if `exact`.
         if open_degree and quotient:
             return replace(self, **{open_degree: quotient})
         if not open_degree and (quotient == 1 if exact else quotient):
@@ -207,11 +212,13 @@ class ParallelMeshes:
         return self._views[names]
 
     def _view(self, names: tuple[str, ...]) -> DeviceMesh:
+        """Make a view for `__getitem__`, of the first mesh that has all of these names."""
         unknown = [name for name in names if name not in self.axes]
         if unknown or not names:
             what = ", ".join(map(repr, unknown)) or "asked for"
             raise KeyError(f"no axis {what}; the axes are {', '.join(self.axes)}")
         for mesh in self._meshes().values():
+            # The first mesh that has them all: pp and tp are in several, with the same ranks.
             if set(names) <= set(_names(mesh)):
                 ordered = tuple(name for name in _names(mesh) if name in names)
                 if ordered != names:
@@ -221,12 +228,12 @@ class ParallelMeshes:
         raise KeyError(f"no mesh has the axes {', '.join(names)} together: {axes}")
 
     def of(self, *meshes: DeviceMesh) -> DeviceMesh:
-        """The mesh of this run of which all these are views. FSDP needs it where it is used with tensor or expert
+        """The mesh of this run that has all these views. FSDP needs it if it is combined with tensor or expert
         parallelism.
 
-        A view is a slice of one of the meshes, or axes joined by flattening. ``pp``, ``dp_replicate`` and ``tp`` are in
-        several meshes with the same ranks, and so may be joined axes. Of the meshes that have all the views, this
-        returns the first of dense, sparse, data and world.
+        A view is a slice of one of the meshes, or some of its axes flattened. Several meshes may have the same view:
+        ``pp``, ``dp_replicate`` and ``tp`` have equal ranks in more than one. Then the first of dense, sparse, data and
+        world that has all of them is returned.
 
         Raises:
             ValueError: no mesh of this run has them all.
@@ -235,6 +242,7 @@ class ParallelMeshes:
         True
         """
         homes = [mesh for mesh in (self.dense, self.sparse, self.data, self.world) if mesh is not None]
+        # By name first: with ep=1, efsdp has the ranks of fsdp * tp, and by ranks alone it would be found in dense.
         for came_from in (self._has_by_name, self._has_joined):
             for home in homes:
                 if meshes and all(came_from(home, axis) for mesh in meshes for axis in _each_axis(mesh)):
@@ -243,12 +251,14 @@ class ParallelMeshes:
         raise ValueError(f"of() needs views of one mesh of these dims ({', '.join(self._meshes())}), got {asked}")
 
     def _has_by_name(self, home: DeviceMesh, axis: DeviceMesh) -> bool:
+        """True if `axis` is the axis of this mesh that has its name."""
         (name,) = _names(axis)
         if home is self.data and name == "loss":
             return axis == self.loss
         return name in _names(home) and home[name] == axis
 
     def _has_joined(self, home: DeviceMesh, axis: DeviceMesh) -> bool:
+        """True if `axis` has the ranks of one or several axes of this mesh, joined."""
         if self._has_by_name(home, axis):
             return True
         ranks = axis.mesh.tolist()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .show.groups import Listing
 
 # Functions without arguments that return {what is counted: how often}, or their paths ``module:function``. A path is
-# looked up only if its module is imported.
+# looked up only if its module is imported: asking for the status must import no torch, and start nothing.
 COUNTERS: tuple[str | Callable[[], Mapping[str, object]], ...] = (
     "torch_overlay.distributed._mesh.groups:counters",
     "torch_overlay.distributed.tensor._runner.answers:counters",
@@ -69,6 +69,7 @@ class Status:
         """The six lines for a terminal of this many columns. A long line is continued on the next."""
         title, *others = self.summary()
         lines = [screen.Styled(title, "title"), *_all_fitted(others, width)]
+        # Said in the short form, too: after enable(strict=False) nobody would look for it elsewhere.
         left_out = [row for row in self.rows if row.state == "left out"]
         if left_out:
             more = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
@@ -134,6 +135,7 @@ _MADE, _SHARED = "process groups made for meshes", "requests served by a shared 
 
 
 def _redistributions(counts: Mapping[str, object]) -> str:
+    """How many redistributions were planned, and how many were left to torch, with the most frequent reason."""
     planned, reasons = counts.get("redistributions by plan", 0), counts.get("redistributions by torch's own code")
     if not isinstance(reasons, Mapping) or not reasons:
         return f"redistributions: {planned} by plan, none by torch's own code"
@@ -144,7 +146,7 @@ def _redistributions(counts: Mapping[str, object]) -> str:
 
 
 def _groups(counts: Mapping[str, object], groups: Listing | None) -> str:
-    """How many groups were created, how often one was shared, and how many share_groups="ranks" would save."""
+    """How many groups were made, how often a request shared one, and how many share_groups="ranks" would save."""
     created, shared = (counts.get(name, 0) for name in (_MADE, _SHARED))
     saved = sum(row.saved for row in groups.universes) if groups else 0
     more = f'; share_groups="ranks" would save {saved}' if saved else ""
@@ -152,7 +154,7 @@ def _groups(counts: Mapping[str, object], groups: Listing | None) -> str:
 
 
 def _missing_groups(counts: Mapping[str, object]) -> str:
-    """The call that creates the group whose lack cost most collectives."""
+    """The mesh call that would have saved most collectives."""
     calls = counts.get("collectives that more groups would save")
     if not isinstance(calls, Mapping) or not calls:
         return "missing groups: none cost anything"
@@ -211,7 +213,7 @@ def count() -> tuple[tuple[str, object], ...]:
     for counter in COUNTERS:
         if isinstance(counter, str):
             module, _, name = counter.partition(":")
-            function = getattr(sys.modules.get(module), name, None)
+            function = getattr(sys.modules.get(module), name, None)  # None also while the module is being imported
         else:
             function = counter
         if function is not None:

@@ -1,4 +1,4 @@
-"""The table of patches. Each line is a row, and rows are applied in this order. The columns:
+"""The table of patches, in the order in which they are applied. The columns:
 
 how       replace, add or hook, see `Kind`
 releases  the releases of torch for which the row is applied
@@ -145,6 +145,7 @@ def _patch(unit: str, how: str, releases: str, until: str, target: str, body: st
     short, colon, qualname = target.partition(":")
     module = MODULES[short]
     owner, dot, name = qualname.rpartition(".")
+    # "ours": device_mesh.py of ours has a class _DeviceMesh with the bodies for torch's class DeviceMesh.
     if body == "ours":
         body = f"{module.removeprefix('torch.')}:{dot and '_'}{owner}{dot}*"
     body, _, undo = f"torch_overlay.{body.replace('*', name)}".partition("/")

@@ -23,43 +23,42 @@ SHOWN = 32  # ranks, in print
 
 
 class Transfer:
-    """The tensors of one tree, written into those of another, on the same ranks or on others.
+    """Copies the tensors of one tree into those of another, on the same ranks or on others. Planned once, run often.
 
         sync = torch_overlay.Transfer(trainer.state_dict(), generator.state_dict(), budget=256 << 20)
         sync.run()  # every step, into the generator's tensors
 
-    Both trees are dicts, lists and tuples of tensors, nested as they come; tensors with the same path belong together.
-    A rank gives the tensors that it has a part in, and None, for a tensor or for a whole side, where it has none: ranks
-    of the source's meshes send, ranks of the target's receive, ranks of both do both. The targets may be any views. A
-    plain tensor is a replica on each rank that gives it; a `piece`, or a tuple of pieces, is a part of a whole. The
-    source may be a `checkpoint` in place of a tree. Of two types among float64, float32, float16 and bfloat16 the
-    target's is what comes, cast as `copy_` does it; the narrower one travels.
+    Both trees are nested dicts, lists and tuples of tensors; tensors with the same path belong together. A rank gives
+    None for a tensor, or for a whole side, that it has no part in. Ranks of the source's meshes send, and ranks of the
+    target's meshes receive. A plain tensor is a replica on each rank that gives it. A `piece`, or a tuple of pieces, is
+    a part of a larger tensor. The source may be a `checkpoint`. Targets may be any views. Among float64, float32,
+    float16 and bfloat16, values are cast to the target's type as by `copy_`; the narrower type travels.
 
-    Making one is collective over `group` and plans everything; it compares what the ranks say of both sides. It has a
-    process group of its own, over the ranks of both sides, until `close` or the end of a `with`. `run` is collective
-    over those. The trees are read once: it reads and writes what these DTensors hold when it begins.
+    Making a Transfer is collective over `group`. It compares what the ranks give, and plans. A Transfer has a process
+    group of its own over the ranks of both sides, until `close` or the end of a `with`, and `run` is collective over
+    these ranks. The trees are read once. A run reads and writes what their DTensors hold when it begins.
 
     Each element goes once to each rank that lacks it, from one of those that have it, in as few exchanges as the budget
-    allows. A source with a pending reduction is refused: `redistribute` it on its mesh first.
-
-    Targets may lie in the memory of sources. What a run would overwrite before it is read is copied first, within the
-    budget.
+    allows. Targets may lie in the memory of sources: what would be overwritten before it is read is copied first. A
+    source with a pending reduction is an error: `redistribute` it on its mesh first.
 
     Args:
-        source, target: what is read, and what is written. Of a checkpoint, a rank that gives None reads nothing.
-        budget: the bytes that buffers and copies may take on a rank. If ranks give different ones, all use the least.
-        group: whose ranks make the Transfer, those of both sides among them; a list of these ranks, or a place where
-            several worlds met (`meet`). All ranks of the world if not given.
-        gone: ranks that have left and send nothing; those who are there make the Transfer.
-        names: from a path of the source to the path of the target that it goes to, or a tuple of several: a function,
-            or a dict of those that differ.
-        strict: whether a name that only one side has is an error; else it is `left_out`.
-        keep: keep the buffers of a run for the next, on the CPU and within the budget, and the views of the tensors:
-            a run of many small tensors then takes a fraction of the CPU time. What a tensor gave up (offloaded memory,
-            a tensor that was replaced) is free at the next run, or after `forget` or `close`. The same on all ranks.
-        timeout: for how long a rank waits for others in one step of a run, in seconds or as a timedelta. Then all
-            ranks that are there raise an error that names those that aren't. That of the world, or of the place, if
-            not given. The same on all ranks.
+        source: the tensors to read. A rank that gives None in place of a checkpoint reads no files.
+        target: the tensors to write.
+        budget: the bytes that buffers and copies may take on a rank. If ranks give different budgets, all use the
+            smallest.
+        group: the ranks that make the Transfer, which include those of both sides: a process group, a list of ranks, or
+            a place where several worlds met (`meet`). By default all ranks of the world.
+        gone: ranks that have left, and send nothing. The other ranks make the Transfer.
+        names: maps a path of the source to the path of the target, or to a tuple of several paths: a function, or a
+            dict of the paths that differ.
+        strict: whether a path that only one side has is an error. If False, it is `left_out`.
+        keep: keep the buffers (on the CPU, within the budget) and the views of the tensors for the next run. With many
+            small tensors a run then takes a fraction of the CPU time. Memory that a tensor gave up, because it was
+            offloaded or replaced, is free at the next run, or after `forget` or `close`. The same on all ranks.
+        timeout: how long a rank waits for others in one step of a run, in seconds or as a timedelta. After that, all
+            ranks that are there raise an error that names those that aren't. By default the timeout of the world, or
+            of the place. The same on all ranks.
         changes: send only the elements whose bits differ from what was sent in the last run, as positions and values.
             Each sender keeps what it sent: as much memory as all that it sends, on the tensors' device, or in the
             host's memory with "cpu". The same on all ranks.
@@ -69,10 +68,10 @@ class Transfer:
             among themselves, and each element crosses to a machine once. Nothing is assumed of a rank without one.
 
     Raises:
-        ValueError: the sides don't fit, reading them failed on some rank, pieces of a source leave something out,
-            targets share memory that can't hold both, or ranks that are gone had what nobody else has, on every rank;
-            names the tensors. Or the budget is too small.
-        RuntimeError: a rank didn't come within the group's timeout; says which.
+        ValueError: on every rank, with the names of the tensors: the sides don't fit, reading them failed on some rank,
+            pieces of a source leave something out, targets share memory, or only ranks that are gone had some part. Or
+            the budget is too small.
+        RuntimeError: a rank didn't come within the group's timeout; names it.
     """
 
     def __init__(
@@ -119,18 +118,18 @@ class Transfer:
 
     @property
     def left_out(self) -> dict[str, tuple[str, ...]]:
-        """By side, "source" and "target", the names that only this side has, and that aren't moved."""
+        """The names that only one side has, and that aren't moved, under "source" and "target"."""
         return self._route.left_out
 
     @property
     def version(self) -> int | None:
-        """What the sources' ranks said with `run(version=)` in the last run; None if nobody did."""
+        """The number that ranks with sources gave as `run(version=)` in the last run; None if none did."""
         return self._route.version
 
     @property
     def traffic(self) -> dict[int, tuple[int, int, int]]:
-        """By rank, the bytes that it sends, those that it gets, and the exchanges that it needs for them; empty on a
-        rank that has no part in it."""
+        """For each rank, the bytes that it sends, the bytes that it gets, and the exchanges that it needs for them.
+        Empty on a rank that has no part in the Transfer."""
         return self._route.traffic
 
     @property
@@ -156,33 +155,34 @@ class Transfer:
         """Bring the sources' values into the targets. Collective over the ranks of both sides.
 
         Args:
-            only: names of the tensors to move, as the target calls them, the same on all ranks; planned when it is
+            only: the target's names of the tensors to move, the same on all ranks. A set of names is planned when it is
                 first given.
-            version: a whole number that a rank with sources says of them, its step for one; all ranks then have it as
+            version: a number that ranks with sources give, for instance their step. All ranks then have it as
                 `version`.
-            check: compare the values of plain tensors, and of pieces with one place, that several ranks give, as when
-                the Transfer was made; reads all of them. With `changes` everything is sent, too, so that targets
-                that somebody else wrote into are right again. The same on all ranks.
-            async_op: go on in the background, and return what to `wait()` for: until then the targets are undefined,
-                and until its `sent()` is true the sources are read. Errors come from `wait()`. On a thread, and on a
-                GPU by a stream of its own.
-            snapshot: send the sources' values of now, from copies that the budget has room for, so that they may
-                change at once.
+            check: compare again the values of plain tensors and equal pieces that several ranks give, as when the
+                Transfer was made. This reads all of them. With `changes`, also send everything, so that targets which
+                somebody else wrote into are right again. The same on all ranks.
+            async_op: run in the background, on a thread and on a GPU by a stream of its own, and return a handle. The
+                targets are undefined until its `wait()` returns, which raises the run's errors. The sources are read
+                until its `sent()` is true.
+            snapshot: copy the sources first, within the budget, so that they may change while the run goes on.
 
         Raises:
-            ValueError: on all ranks, before anything is sent: a tensor of some rank changed its shape, type, device or
-                placements, or lost its memory, ranks differ in `only`, `version` or `check`, or replicas differ; says
-                on which ranks what. In the background: a source was changed in place meanwhile, as
-                its version counter says.
-            RuntimeError: the Transfer is closed, or is running; or a rank failed or didn't come within the timeout:
-                names the rank and the step, and says whether targets of this rank were written. It can't run again;
-                those who are left close it, and make another one with ``gone=``.
+            ValueError: on all ranks, before anything is sent, with the rank and the tensor: a tensor changed its shape,
+                type, device or placements, or lost its memory; ranks differ in `only`, `version` or `check`; or
+                replicas differ. In the background also: a source was changed in place meanwhile, as its version counter
+                says.
+            RuntimeError: the Transfer is closed, or is running. Or a rank failed, or didn't come within the timeout:
+                names the rank and the step, and says whether targets of this rank were written. The Transfer can't run
+                again; the ranks that are left close it, and make another one with ``gone=``.
         """
         return self._route.run(only, version, check, async_op, snapshot)
 
     def refuse(self, why: str) -> None:
-        """Say in place of `run` that this rank can't, since its step failed for example. The run of the others is a
-        ValueError on all of them that names this rank and says why; nothing was sent, and the next run is as any.
+        """Call this in place of `run` on a rank that can't run, for instance because its training step failed.
+
+        Then `run` is a ValueError on all other ranks, which names this rank and says why. Nothing was sent, and the
+        next run can succeed.
 
         Raises:
             RuntimeError: the Transfer is closed, or is running; or a rank didn't come within the timeout.
@@ -190,26 +190,26 @@ class Transfer:
         self._route.refuse(why)
 
     def bind(self, source: Any = None, target: Any = None) -> None:
-        """Take the tensors of these trees from now on, for those that were given before; a side that is None stays.
+        """Use the tensors of these trees from now on, in place of those given before. A side that is None stays.
 
-        Not collective: a rank does it for itself, between two runs. They have the names, shapes, types and placements
-        of those before.
+        Not collective: a rank calls it between two runs. The tensors have the names, shapes, types and placements of
+        those before.
 
         Raises:
-            ValueError: a tensor is missing or doesn't fit; names it. Nothing was bound.
+            ValueError: a tensor is missing or doesn't fit; names it. Nothing was changed.
         """
         self._route.bind(source, target)
 
     def forget(self) -> None:
-        """Let go of the buffers and views that ``keep=True`` keeps, and with them of memory that the tensors gave up;
-        and of what `changes` keeps.
+        """Free the buffers and views that ``keep=True`` keeps, and with them memory that the tensors gave up; and what
+        `changes` keeps.
 
         Not collective. The next run makes them anew; with `changes` it sends everything from and to this rank.
         """
         self._route.forget()
 
     def close(self) -> None:
-        """Destroy the Transfer's process group, and let go of its tensors. Again does nothing."""
+        """Destroy the Transfer's process group, and let go of its tensors. A second call does nothing."""
         self._route.close()
 
     def __enter__(self) -> Transfer:

@@ -40,8 +40,8 @@ class Release:
 
     @property
     def alike(self) -> str | None:
-        """The supported release with the same minor number, whose code this one is expected to have. None for a
-        pre-release, whose code changes from night to night."""
+        """The supported release whose code this one is expected to have: the one with the same minor number. None for a
+        pre-release, whose code changes from night to night under one number."""
         if not re.fullmatch(_FINAL, self.text):
             return None
         return next((name for name in SUPPORTED if parse(name).number[:2] == self.number[:2]), None)
@@ -141,9 +141,10 @@ def require_supported(release: Release) -> None:
 
 
 def unrecognised(patch: Patch, release: Release, source: recognise.Source, live: Any = None) -> str | None:
-    """None if the target is what the row was written for. Else says what is there instead, as the end of a sentence.
+    """None if the target is what the row was written for. Else what is there instead, in words.
 
-    On a release without fingerprints, a target is recognised if it is what any supported release of the row has there.
+    On a release without fingerprints (`enable(strict=False)`), a target is recognised if it equals that of any
+    supported release for which the row is.
 
     Args:
         live: the target's raw value, if its module is imported.
@@ -156,6 +157,7 @@ def unrecognised(patch: Patch, release: Release, source: recognise.Source, live:
     known = [fingerprints().get(name, {}).get(patch.module, {}) for name in names]
     if source.text is None:
         return f"{patch.module} has no source file to compare with (looked at {source.path})"
+    # If the whole file is known, which is the usual case, nothing is parsed.
     if source.digest not in [module.get("file") for module in known]:
         if not any(patch.qualname in module for module in known):
             raise PatchError(f"{patch.target} has no fingerprint for torch {release.text}: run tools/fingerprint.py")
@@ -164,6 +166,7 @@ def unrecognised(patch: Patch, release: Release, source: recognise.Source, live:
             return f"{source.path} defines no {patch.qualname}"
         if fingerprint not in [module.get(patch.qualname) for module in known]:
             return f"{source.path} defines {patch.qualname} with another body ({fingerprint})"
+    # The file says what torch shipped. Somebody may have replaced the object since, in this process.
     if live is not None:
         other = recognise.stranger(source, patch.qualname, live)
         if other is not None:

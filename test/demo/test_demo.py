@@ -1,4 +1,4 @@
-"""The demo from outside: one command, three panels; what it measures is what it prints; and how it fails."""
+"""The demo from outside: one command, four panels; what it measures is what it prints; and how it fails."""
 
 import json
 import os
@@ -47,6 +47,23 @@ def test_weights_come_both_ways_and_by_fewer_collectives(shown):
     calls = [f"{weights['calls'][way]:,}" for way in ("loop", "transfer")]
     (row,) = (line.split() for line in text.splitlines() if "collectives of a rank" in line)
     assert row[-3:-1] == calls
+
+
+def test_only_what_changed_is_sent_and_comes_right(shown):
+    whole, few = shown[1]["weights"]["changes"]
+    assert whole["right"] == few["right"] == panels.WEIGHTS
+    assert whole["elements"] == whole["of"] == few["of"] and 0 < few["elements"] <= few["of"] / 95
+    assert few["bytes"] < whole["bytes"] / 20
+    text = " ".join(shown[0].split())
+    assert f"changes {few['elements']:,} of {few['of']:,} elements sends" in text and "All came right." in text
+
+
+def test_a_killed_rank_is_named_by_the_others_within_the_timeout(shown):
+    found = shown[1]["killed"]
+    assert [*found["errors"]] == ["0", "1"]
+    for seconds, error in found["errors"].values():
+        assert error.endswith("no answer any more from rank 2.") and seconds < panels.TIMEOUT + 5
+    assert "rank 1, after" in shown[0]
 
 
 def test_a_hang_explains_itself_and_stock_says_nothing(shown):
@@ -110,4 +127,14 @@ def test_a_gpu_that_is_not_there_is_said(monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(command, "run", panels.gathers)
     assert main(["demo", "--device=cuda"]) == 1
-    assert "--device cuda needs a GPU, and torch finds none" in capsys.readouterr().err
+    assert capsys.readouterr().err == "\ndemo: --device cuda needs a GPU, and torch finds none\n"
+
+
+def test_gloo_that_fails_with_tensors_of_gpus_is_said_in_a_line():
+    """As it did on a machine with an H100, on stock, too."""
+    raised = (
+        "weights: rank 5 failed during 'time'\n  ...\nRuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed"
+    )
+    said = command.why_not_on_gpus(raised)
+    assert said.startswith("--device cuda: ") and said.endswith("Connection closed") and "\n" not in said
+    assert command.why_not_on_gpus("weights: rank 5 failed during 'time'\nValueError: wrong") is None

@@ -14,7 +14,8 @@ from on_device import DEVICE
 from rank_pieces import Side
 from rank_transfers import FLOATS
 from rank_weights import any_bits, same
-from torch_overlay.transfers import changes
+from torch_overlay.transfers import changes, exchanges
+from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
 from width import NIGHTLY
 
@@ -64,6 +65,8 @@ class OnlyChangedCases:
                 # Messages are short here, and would go whole.
                 mock.patch.object(changes, "is_longer", changes.is_longer if seed % 5 == 0 else lambda *given: False),
                 mock.patch.object(changes, "FEW", (1, 32)[seed % 2]),
+                mock.patch.object(changes, "SAMPLED", (8, 1 << 20)[seed % 2]),
+                mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
                 torch_overlay.Transfer(
                     source, target, budget=budget, changes=kinds, keep=seed % 4 == 0, relay=seed % 3 == 2
                 ) as transfer,

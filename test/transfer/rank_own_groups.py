@@ -1,6 +1,7 @@
 """The process group of a `Transfer`: whatever else its ranks made before, of ranks that exist, and gone after it."""
 
 import contextlib
+import ctypes
 import gc
 import os
 import random
@@ -19,6 +20,7 @@ from on_device import DEVICE
 from width import NIGHTLY
 
 R, S, P = Replicate(), Shard, Partial()
+M_MMAP_THRESHOLD = -3  # of mallopt
 ROUNDS = 240 if NIGHTLY else 12
 
 
@@ -145,6 +147,26 @@ class GroupCases:
             with self.assertRaisesRegex(error, said):
                 torch_overlay.Transfer(source, source, **how)
         self.assertTrue(time.monotonic() - begun < 10)
+
+    def test_memory_is_flat_where_all_tensors_are_replaced(self, runs=1000 if NIGHTLY else 80):
+        """With keep=True, changes=True and relay=True, each run with other tensors; what the last ones had is free."""
+        length = 1 << 17  # half a MiB
+        # Each of them in pages of its own. Else they lie between small blocks in the heap, which grows by what it lost
+        # between those, with stock collectives, too.
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
+        give = self.rank < 2
+        for options in ({"keep": True}, {"keep": True, "changes": True}, {"keep": True, "relay": True}):
+            given = (torch.zeros(length) if give else None, None if give else torch.zeros(length))
+            with torch_overlay.Transfer([given[0]], [given[1]], **options) as transfer:
+                for run in range(runs):
+                    tensor = torch.full((length,), float(run if give else -1))
+                    transfer.bind(*(([tensor], None) if give else (None, [tensor])))
+                    transfer.run()
+                    self.assertEqual(tensor[-1].item(), run)
+                    if run == runs // 4:
+                        first = held(0)[1]
+                # A tensor that is kept at each run would be half a MiB a run.
+                self.assertTrue(held(0)[1] - first < 8, (options, held(0), first))
 
     def test_rounds_of_transfers_leave_nothing(self, rounds=ROUNDS):
         """Made, run, closed and dropped: groups, keys, files, threads and memory stay what they were."""

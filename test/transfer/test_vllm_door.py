@@ -135,7 +135,7 @@ def planned(engine, info):
 
     engine._metas, engine._budget = info.metas, 1
     with mock.patch.object(torch_overlay, "Transfer", Transfer):
-        engine._record()
+        engine._ask_loader()
         engine._plan()
         yield done
 
@@ -238,14 +238,14 @@ def test_what_comes_whole_and_what_nothing_reaches_is_told_to_vllms_log(caplog):
         engine, info = worker(model)
         model.loads = []
         engine._metas = info.metas
-        engine._record()
+        engine._ask_loader()
         line, lost = caplog.records
         assert (line.name, line.levelname) == ("vllm.torch_overlay", "INFO")  # as much is direct as whole
         assert "1 of 2 tensors (16 bytes) go straight" in line.getMessage()
         assert lost.levelname == "WARNING" and "reaches 2 parameters: lost, more" in lost.getMessage()
         model.checkpoint = lambda: {"scaled": ((2, 2), False)}
         engine._metas = worker_info(model).metas
-        engine._record()
+        engine._ask_loader()
         assert caplog.records[2].levelname == "WARNING"
 
 

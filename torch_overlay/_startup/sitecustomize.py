@@ -27,12 +27,12 @@ def start() -> None:
 
 
 def reports(environ: MutableMapping[str, str], pid: int, parent: int) -> bool:
-    """Whether this process prints the status when it ends, of all those that `run --report` brings about: rank 0.
+    """Whether this process prints the status when it ends. Of all processes under `run --report` one does: rank 0.
 
-    That is a process whose launcher made it rank 0, or, where nobody set a rank, the one that runs the program (the
-    very process that `run` was, or its child where a process can't be replaced). Data loaders, compile workers and the
-    like inherit the rank, so the first takes the request away from those that it starts. One launcher may start
-    another (RANK is set on a cluster's nodes, and again by torchrun), so torchrun's own rank 0 takes it over.
+    Rank 0 is the process that a launcher gave this rank. If nobody set a rank, it is the process that runs the program:
+    the one that `run` was, or its child where a process can't be replaced. Data loaders and compile workers inherit the
+    rank, so rank 0 takes the request out of the environment of processes that it starts. One launcher may start another
+    (a cluster sets RANK on its nodes, and torchrun sets it again), so rank 0 of torchrun takes the request over.
     """
     asked, _, program = environ[SWITCH].partition(":")
     rank = environ.get("RANK")
@@ -46,13 +46,14 @@ def reports(environ: MutableMapping[str, str], pid: int, parent: int) -> bool:
 
 
 def report(overlay: types.ModuleType, pid: int) -> None:
-    """Print the status, unless this is a fork of the process that was to, or turned out to be torchrun itself."""
+    """Print the status at exit, but not in a fork, which inherits the exit handler, and not in torchrun itself."""
     if os.getpid() == pid and "torch.distributed.launcher.api" not in sys.modules:
         print(overlay.status(), file=sys.stderr)
 
 
 def watch(package: str, reporting: bool) -> None:
-    """Wait for torch, with the very torch_overlay that this file lies in, wherever the program would find another."""
+    """Wait for torch to be imported. Uses the torch_overlay that this file is part of, also if the program's path has
+    another one."""
     # Our folder's parent is on the path for these imports only: a checkout, say, has more in it than the package.
     parent = os.path.dirname(package)
     sys.path.insert(0, parent)

@@ -1,5 +1,7 @@
-"""The commands of ``python -m torch_overlay``, and what several of them take. None imports torch before it has read its
-arguments."""
+"""The commands of ``python -m torch_overlay``, and the arguments that several of them share.
+
+None imports torch before it has read its arguments, so that a mistake is reported at once.
+"""
 
 from __future__ import annotations
 

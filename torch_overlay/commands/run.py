@@ -39,8 +39,8 @@ Examples:
 STARTUP = str(pathlib.Path(__file__).parents[1] / "_startup")
 SWITCH = choices.PREFIX + "RUN"
 PLAIN = "bBdiOPqsuvx"  # python's flags without an argument, which may be joined, as in -uB
-CUT_OFF = "EIS"
-CHECK_PYCS = "--check-hash-based-pycs"
+CUT_OFF = "EIS"  # with these Python ignores PYTHONPATH or runs no sitecustomize, by which the overlay comes in
+CHECK_PYCS = "--check-hash-based-pycs"  # Python's only long flag with an argument
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     line, environ = arguments.line, arguments.environ
     sys.stdout.flush()
     sys.stderr.flush()
+    # In place of this process, so that signals, the exit code and the parent's process id are the program's own.
     if os.name == "posix":
         os.execve(line[0], line, environ)
     return subprocess.call(line, env=environ)
@@ -118,8 +119,10 @@ class Asked:
 def parse(argv: Sequence[str]) -> Asked:
     """Read our flags, and Python's as Python reads them. They end where the program begins."""
     asked, rest = Asked(), list(argv)
+    # By hand: argparse would take the program's flags for its own, and can't read joined ones such as -uB.
     while rest and rest[0].startswith("-") and rest[0] != "-" and not asked.program:
         word = rest.pop(0)
+        # As Python: it ends the flags, and a file whose name begins with a dash may follow.
         if word == "--":
             asked.program = ["--"] if rest and rest[0].startswith("-") and rest[0] != "-" else []
             break
@@ -136,6 +139,7 @@ def parse(argv: Sequence[str]) -> Asked:
 
 
 def _read_long(asked: Asked, word: str, rest: list[str]) -> None:
+    """Read a flag with two dashes, and its argument from `rest`. Raises ValueError for one that isn't right."""
     if word in ("--help", "--version"):
         asked.help, asked.version = word == "--help", word == "--version"
     elif word == "--no-strict":
@@ -148,7 +152,7 @@ def _read_long(asked: Asked, word: str, rest: list[str]) -> None:
         name, equals, value = (rest.pop(0) if rest else "").partition("=")
         if not (name and equals):
             raise ValueError("--set is followed by OPTION=VALUE")
-        choices.choose(choices.DEFAULT, {name: value})
+        choices.choose(choices.DEFAULT, {name: value})  # raises for a wrong option, before the program starts
         asked.settings[choices.PREFIX + name.upper()] = value
     elif word == CHECK_PYCS and rest:
         asked.flags += [word, rest.pop(0)]
@@ -170,6 +174,7 @@ def _read_short(asked: Asked, word: str, rest: list[str]) -> None:
                 what = {"m": "a module", "c": "code", "W": "a filter", "X": "an option"}[letter]
                 raise ValueError(f"-{letter} is followed by {what}")
             words = [f"-{letter}", word[place + 1 :] or rest.pop(0)]
+            # -m and -c end Python's flags: all words after them are the program's.
             if letter in "WX":
                 asked.flags += words
             else:
@@ -190,6 +195,7 @@ def command_of(flags: list[str], program: list[str]) -> list[str]:
     python += flags
     if not program or program[0] in ("-m", "-c", "-", "--"):
         return python + program
+    # A file wins over a command of the same name, as `python NAME` takes the file.
     missing = _no_program(program[0])
     if missing is None:
         return python + program
@@ -204,7 +210,7 @@ def command_of(flags: list[str], program: list[str]) -> list[str]:
 
 
 def _no_program(path: str) -> str | None:
-    """Why Python can't run what lies there, or None: it runs files, and folders and zip files with a main module."""
+    """Why Python can't run this path, or None if it can: a file, or a folder or zip file with a main module."""
     mains = ("__main__.py", "__main__.pyc")
     if os.path.isdir(path):
         if not any(os.path.exists(os.path.join(path, main)) for main in mains):
@@ -223,6 +229,8 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict
 
     An empty entry of PYTHONPATH means the current folder, so it stays. An empty PYTHONPATH has no entries.
     """
+    # Ours is taken out before it is put first: `run` inside of `run` must not let the folder stand twice.
     former = environ.get("PYTHONPATH", "")
     path = [folder for folder in former.split(os.pathsep) if folder != STARTUP] if former else []
+    # `settings` come after the switch, which --report sets to another value.
     return {**environ, SWITCH: "1", **settings, "PYTHONPATH": os.pathsep.join([STARTUP, *path])}

@@ -45,7 +45,7 @@ SHORT = {
     "i64": "int64",
     "u8": "uint8",
 }
-# Torch's dtypes, so a mistyped one is reported before torch is imported, which takes seconds.
+# Torch's dtypes, of all releases: a mistyped one is reported before torch is imported, which takes seconds.
 DTYPES = (
     "bcomplex32 bfloat16 bit bits16 bits1x8 bits2x4 bits4x2 bits8 bool cdouble cfloat chalf complex128 complex32 "
     "complex64 double float float16 float32 float4_e2m1fn_x2 float64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
@@ -110,6 +110,7 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def _explain_to_another_mesh(arguments: argparse.Namespace) -> FlowExplanation:
+    """The explanation for `--to-mesh`: who sends how much to whom. Raises ValueError for a wrong argument."""
     shape = typed.integers(arguments.shape, "--shape", least=0)
     meshes = typed.mesh(arguments.mesh, arguments.axes, arguments.permute), typed.mesh(arguments.to_mesh, None, None)
     source = _end(meshes[0], arguments.ranks, "--ranks", arguments.source, shape)
@@ -133,6 +134,7 @@ def _end(mesh: typed.Mesh, ranks: str | None, option: str, placements: str, shap
 
 
 def _explain_on_one_mesh(arguments: argparse.Namespace) -> Explanation:
+    """The explanation of a redistribution on one mesh. Raises ValueError for a wrong argument."""
     for option in ("ranks", "to_ranks", "tensors", "budget"):
         if getattr(arguments, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} is for --to-mesh")
@@ -196,6 +198,7 @@ def draw(arguments: argparse.Namespace) -> int:
 
 
 def _drawing(arguments: argparse.Namespace) -> Drawing:
+    """What `draw` prints, for `--mesh` or `--degrees`. Raises ValueError for a wrong argument."""
     if arguments.degrees is not None:
         if arguments.axes or arguments.permute:
             raise ValueError("--axes and --permute are for --mesh; the meshes of --degrees have theirs")
@@ -278,6 +281,7 @@ def _release(text: str) -> int:
 
 def _branches(number: tuple[int, int, int]) -> Iterator[tuple[str, str]]:
     """The functions of `distributed/_torch.py` with a branch that this release takes, and its condition."""
+    # Read and not imported: the release that is asked about needn't be installed.
     seam = ast.parse((pathlib.Path(__file__).parents[1] / "distributed" / "_torch.py").read_text(encoding="utf-8"))
     for function in [node for node in seam.body if isinstance(node, ast.FunctionDef)]:
         for node in ast.walk(function):

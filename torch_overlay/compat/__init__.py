@@ -1,6 +1,6 @@
-"""Bodies for single releases of torch. Those under `distributed/` are written for the newest release.
+"""Code for single releases of torch. What lies under `distributed/` is written for the newest release.
 
-A row of `series` with a range of releases puts each of them in place. Some add a function that an old release lacks,
-others must agree with the code of the release that runs. None goes upstream. Functions of torch that bodies call, and
-that differ between releases, are in `distributed/_torch.py`.
+A row of `series` with a range of releases puts each of these functions in place. Some add what an old release lacks;
+others must agree with the code of the release that runs. None goes upstream. Where our code calls functions of torch
+that differ between releases, see `distributed/_torch.py`.
 """

@@ -18,7 +18,12 @@ _splits: weakref.WeakKeyDictionary[Any, MemberNames] = weakref.WeakKeyDictionary
 
 
 def _process_group_name(ranks: list[int], use_hashed_name: bool) -> distributed_c10d.GroupName:
-    """As the body that goes upstream, but splits, whose parent isn't known here, have a count of their own."""
+    """The name of a new group, as the version that goes upstream makes it, except for groups that are split from
+    another one.
+
+    Upstream a split counts by its parent. Released torch doesn't pass the parent, so here all splits of the same ranks
+    share a count.
+    """
     world = distributed_c10d._world.default_pg
     if use_hashed_name and world is not None and not making_for_mesh.get():
         return distributed_c10d.GroupName(_splits.setdefault(world, MemberNames("split")).next(ranks))
@@ -35,6 +40,7 @@ class _OrderedRank(int):
 
 
 def _in_order(ranks: Iterable[int]) -> list[_OrderedRank]:
+    """Ranks that compare by their places in this list, so that new_group, which sorts them, keeps the order."""
     ordered = list(map(_OrderedRank, ranks))
     for position, rank in enumerate(ordered):
         rank.position = position
@@ -62,7 +68,7 @@ def take_sort_ranks() -> tuple[Any, Any]:
 
 
 def forget_sort_ranks(functions: tuple[Any, Any]) -> None:
-    """Undo it, unless somebody replaced our function meanwhile."""
+    """Undo `take_sort_ranks`, unless somebody replaced our function meanwhile."""
     ours, torchs = functions
     if distributed_c10d.new_group is ours:
         distributed_c10d.new_group = torchs

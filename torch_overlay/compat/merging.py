@@ -1,5 +1,8 @@
-"""Which steps of torch's redistribution become one collective. Torch's function decides, run by run, and its answer is
-corrected. Upstream this is a few lines inside that function."""
+"""Which consecutive steps of torch's own redistribution are merged to one collective.
+
+Torch's function decides for each run of like steps, and here its answer is corrected: it merges over uneven shards and
+over meshes whose ranks don't ascend, which gives wrong values. Upstream this is a few lines inside that function.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ def _optimize_transform_infos(
         if not even:
             _warn_of_uneven_cuts(mesh, infos, src_placements, dst_placements)
         if not even or not in_order:
+            # 5 elements on 2 x 2 are cut 3, 2 and then 2, 1, 1, 1: gathered at once they come back as 0 1 2 0 3.
             steps += infos
         else:
             merged = merge_transform_infos(infos, device_mesh, src_placements, dst_placements)

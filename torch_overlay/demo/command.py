@@ -1,4 +1,4 @@
-"""`python -m torch_overlay demo`: runs the three panels, prints them, and suggests commands to try next."""
+"""`python -m torch_overlay demo`: runs the four panels, prints them, and suggests commands to try next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `demo`."""
     parser.usage = "%(prog)s [OPTION...]"
     parser.description = (
-        "Weights from a trainer to its servers, a job that hangs, a redistribution that stock gets wrong."
+        "Weights from a trainer to its servers, a server that is killed, a job that hangs, a redistribution that stock "
+        "gets wrong."
     )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where the tensors are; ranks may share a GPU"
@@ -36,7 +37,8 @@ def demo(options: argparse.Namespace) -> int:
     try:
         figures = run(screen, options.device)
     except RuntimeError as error:  # a rank failed: this process runs no torch
-        print(f"\ndemo: {error}", file=sys.stderr)
+        why = why_not_on_gpus(str(error)) if options.device == "cuda" else None
+        print(f"\ndemo: {why or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ndemo: stopped", file=sys.stderr)
@@ -57,6 +59,7 @@ def run(screen: Screen, device: str) -> dict[str, Any]:
     with screen.progress(panels.STEPS):
         for measure, lines in (
             (panels.weights, panels.show_weights),
+            (panels.killed, panels.show_killed),
             (panels.meshes, panels.show_meshes),
             (panels.gathers, panels.show_gathers),
         ):
@@ -64,6 +67,23 @@ def run(screen: Screen, device: str) -> dict[str, Any]:
             figures[measure.__name__] = measure(screen, device)
             screen.say(*lines(figures[measure.__name__], screen.width))
     return figures
+
+
+def why_not_on_gpus(error: str) -> str | None:
+    """A line on an error of ranks with GPUs that isn't of this package; None for any other error.
+
+    On an H100 that ranks shared, gloo lost its connections as soon as it moved CUDA tensors, on stock torch as well:
+    with "Connection closed by peer", or without an answer.
+    """
+    if panels.NO_GPU in error:
+        return panels.NO_GPU
+    if "gloo" in error or "no answer to" in error:
+        return (
+            "--device cuda: where there are fewer GPUs than ranks (6 at most) they talk by gloo, which loses "
+            "connections with CUDA tensors on some machines, on stock torch as well. Leave --device out to run on the "
+            "CPU. It was: " + error.strip().splitlines()[-1]
+        )
+    return None
 
 
 def next_commands() -> list[tuple[str, str]]:

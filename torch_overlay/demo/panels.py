@@ -1,4 +1,4 @@
-"""The demo's three panels: what they measure on stock torch and under the overlay, and the lines that they print."""
+"""The demo's four panels: what they measure on stock torch and under the overlay, and the lines that they print."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from .processes import Processes
 
 WEIGHTS = 300
 ROUNDS = 3  # of a loop and a Transfer
+EVERY = 100  # one element in so many changes, where only what changed is sent
+TIMEOUT = 4.0  # seconds that the ranks of the second panel wait for a killed one
+KILLED = 2  # this rank, of three
 LONGEST = 16  # elements of the longest vector that is gathered
 PATIENCE = 20.0  # seconds until a rank that waits must have said why
-STEPS = 2 + 2 * ROUNDS + 5 + 2  # of the progress bar, in all panels
+STEPS = 2 + 2 * ROUNDS + 1 + 2 + 5 + 2  # of the progress bar, in all panels
+NO_GPU = "--device cuda needs a GPU, and torch finds none"
 
 
 def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
@@ -32,6 +36,7 @@ def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
         sent: dict[str, list[int | None]] = {way: [] for way in ways}
         right = dict.fromkeys(ways, 1 << 30)
         for number in range(ROUNDS):
+            # In turns, forth and back: what else the machine does should hit both ways alike.
             for way in ways if number % 2 == 0 else ways[::-1]:
                 screen.now(f"bringing them over by {way}, {number + 1} of {ROUNDS}", line=number == 0)
                 world.ask("train")
@@ -42,10 +47,25 @@ def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
                 screen.advance()
         screen.now("counting collectives")
         calls = {way: max(world.ask("count", way)) for way in ways}
+        screen.now("sending only what changed")
+        changes = []
+        for change in ("train", "train_few"):  # the first time everything is new
+            world.ask(change)
+            sent_bytes, elements, of_all = map(sum, zip(*world.ask("changed")))
+            changes.append({"bytes": sent_bytes, "elements": elements, "of": of_all, "right": min(world.ask("right"))})
+        screen.advance()
         world.ask("leave")
     mib = {way: None if total is None else total / (1 << 20) for way, (*_, total) in sent.items()}
     medians = {way: statistics.median(seconds[way]) for way in ways}
-    return {"torch": release, "planned": planned, "seconds": medians, "calls": calls, "mib": mib, "right": right}
+    return {
+        "torch": release,
+        "planned": planned,
+        "seconds": medians,
+        "calls": calls,
+        "mib": mib,
+        "right": right,
+        "changes": changes,
+    }
 
 
 def show_weights(figures: dict[str, Any], width: int) -> list[str]:
@@ -67,7 +87,46 @@ def show_weights(figures: dict[str, Any], width: int) -> list[str]:
         *compared(("loop by hand", "Transfer"), rows, "  "),
         "",
         *wrapped(text, "", width),
+        "",
+        *wrapped(_only_changes(figures["changes"]), "", width),
     ]
+
+
+def _only_changes(changes: Sequence[dict[str, int]]) -> str:
+    """What a Transfer with `changes=True` sent, when all elements were new and when few were."""
+    whole, few = changes
+    mib = [step["bytes"] / (1 << 20) for step in changes]
+    right = "All came right." if min(whole["right"], few["right"]) == WEIGHTS else "Not all came right."
+    return (
+        f"With changes=True a step that changes {few['elements']:,} of {few['of']:,} elements sends {mib[1]:.2f} MiB "
+        f"(sync.sent_bytes), and one that changes all {mib[0]:.1f} MiB. {right}"
+    )
+
+
+def killed(screen: Screen, device: str = "cpu") -> dict[str, Any]:
+    """Kill a server between two runs of a Transfer with a timeout, and see what the others say."""
+    screen.now("starting a trainer and two servers")
+    with Processes("killed", "KilledRank", 3, overlay=False, device=device) as world:
+        world.enter()
+        world.ask("build")
+        screen.advance()
+        screen.now(f"killing rank {KILLED}, and running the Transfer on the others")
+        world.processes[KILLED].kill()
+        errors = dict(enumerate(world.ask("run", ranks=range(KILLED))))
+        screen.advance()
+        world.close(force=True)  # a world that lacks a rank can't be left
+    return {"timeout": TIMEOUT, "killed": KILLED, "errors": errors}
+
+
+def show_killed(figures: dict[str, Any], width: int) -> list[str]:
+    """The lines of the panel."""
+    lost, timeout = figures["killed"], figures["timeout"]
+    title = f"Rank 0 trains, ranks 1 and 2 serve, timeout={timeout:g}. Rank {lost} is killed; the others call run()."
+    lines = _headed("2. A server that is killed", title, width)
+    for rank, (seconds, error) in figures["errors"].items():
+        text = f"rank {rank}, after {seconds:.1f} s: {error or 'no error'}"
+        lines += styled(wrapped(text, "  ", width), "good" if f"rank {lost}" in error else "yellow")
+    return lines
 
 
 def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
@@ -92,7 +151,7 @@ def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
         while "has waited" not in overlay.log(0) and time.perf_counter() < start + PATIENCE:
             time.sleep(0.1)
         waited = time.perf_counter() - start
-        time.sleep(1)
+        time.sleep(1)  # so that stock has waited longer than the overlay, and still says nothing
         figures = {
             "waited": time.perf_counter() - start,
             "stock_waits": not stock.answered(0),
@@ -110,7 +169,7 @@ def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 def show_meshes(figures: dict[str, Any], width: int) -> list[str]:
     """The lines of the panel."""
     title = "Rank 0 of 4 builds (dp=2, tp=2), the others build (dp=4)."
-    lines = _headed("2. Ranks that build different meshes", title, width)
+    lines = _headed("3. Ranks that build different meshes", title, width)
     if figures["stock_waits"]:
         said = f"and said: {figures['stock_said']}" if figures["stock_said"] else "and said nothing"
         text = f"stock: rank 0 waited {figures['waited']:.1f} s, {said}; it was ended then."
@@ -155,11 +214,12 @@ def show_gathers(figures: dict[str, Any], width: int) -> list[str]:
     title = (
         "The numbers 0, 1, 2... cut over both axes of a 2x2 mesh with a flattened view, made whole by full_tensor()."
     )
-    lines = _headed("3. A redistribution that stock gets wrong", title, width)
+    lines = _headed("4. A redistribution that stock gets wrong", title, width)
     bad = {side: wrong(gathered) for side, gathered in figures.items()}
     if not bad["stock"]:
         text = f"This torch gets all lengths from 1 to {LONGEST} right: what was wrong has been mended."
         return [*lines, *wrapped(text, "  ", width), *_wrong_lengths(bad, width)]
+    # Above 4, so that each rank has elements; the shortest of these is easiest to read.
     shown = next((length for length in bad["stock"] if length > 4), bad["stock"][0])
     for side, gathered in figures.items():
         values = gathered[shown]
@@ -169,6 +229,7 @@ def show_gathers(figures: dict[str, Any], width: int) -> list[str]:
 
 
 def _wrong_lengths(bad: dict[str, list[int]], width: int) -> list[str]:
+    """Lines that say, for each side, for which lengths it is wrong."""
     sentences = []
     for side, lengths in bad.items():
         if lengths:

@@ -39,7 +39,7 @@ class Processes:
         self._logs = tempfile.TemporaryDirectory(prefix="torch_overlay_demo_")
         self.processes: list[Any] = []
         self._pipes: list[multiprocessing.connection.Connection] = []
-        with _worker_environment():
+        with _worker_environment():  # which processes get when they start
             for rank in range(ranks):
                 self._start(rank)
 
@@ -57,6 +57,7 @@ class Processes:
         deadline = time.monotonic() + self.timeout
         while len(answers) < len(ranks):
             waiting = {self._pipes[rank]: rank for rank in ranks if rank not in answers}
+            # All at once, so that a rank that dies is noticed while another one is still at work.
             ready = multiprocessing.connection.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
                 who = self._who(sorted(waiting.values()))
@@ -98,6 +99,7 @@ class Processes:
                 pipe.send(None)
             except OSError:
                 pass
+        # A rank that waits in a collective never reads the order to end.
         for process in self.processes:
             process.join(0 if force else 5)
             if process.is_alive():
@@ -106,17 +108,19 @@ class Processes:
         self._logs.cleanup()
 
     def _start(self, rank: int) -> None:
+        """Start the process of a rank, with a pipe for orders and answers."""
         context: Any = multiprocessing.get_context(_METHOD)
         ours, theirs = context.Pipe()
         process = context.Process(
             target=_serve, args=(self._make, rank, self._arguments, theirs, self._log(rank)), daemon=True
         )
         process.start()
-        theirs.close()
+        theirs.close()  # else this process would hold the pipe open, and never notice that the rank ended
         self.processes.append(process)
         self._pipes.append(ours)
 
     def _collect(self, ranks: set[int], order: str, answers: dict[int, Any]) -> None:
+        """Read the answers of ranks that have one. Raises WorkerError for a rank that failed or ended."""
         for rank in sorted(ranks):
             try:
                 succeeded, answer = self._pipes[rank].recv()
@@ -148,6 +152,7 @@ def _serve(make: str, *arguments: Any) -> None:
 def _worker_environment() -> Iterator[None]:
     """Set the environment in which the ranks start: one thread each, loopback only. The parent's is restored after."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    # One thread each: up to twelve ranks share the cores. Loopback: gloo else resolves the host's name, which may fail.
     wanted = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback}
     # Torch warns once where numpy isn't installed, and the demo needs none.
     wanted["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), _NUMPY]))

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import torch_overlay
 
-from .panels import WEIGHTS
+from .panels import EVERY, NO_GPU, TIMEOUT, WEIGHTS
 
 LOOPBACK = "127.0.0.1"
 SHAPE = (128, 64)
@@ -77,9 +77,10 @@ class Rank:
         """Choose this rank's GPU. Returns the backend: NCCL, which needs a GPU for each rank, or else gloo."""
         count = torch.cuda.device_count()
         if not count:
-            raise RuntimeError("--device cuda needs a GPU, and torch finds none")
+            raise RuntimeError(NO_GPU)
         torch.cuda.set_device(self.rank % count)
         torch.set_default_device(f"cuda:{self.rank % count}")
+        # NCCL refuses two ranks on one GPU.
         return "nccl" if count >= self.ranks else "gloo"
 
     def ready(self) -> str:
@@ -107,6 +108,7 @@ def timed(call: Any) -> float:
     dist.barrier()
     start = time.perf_counter()
     call()
+    # A call returns when its kernels are launched, before they are done.
     if torch.get_default_device().type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
@@ -116,13 +118,14 @@ class WeightsRank(Rank):
     """A trainer on ranks 0 to 3, two servers on ranks 4 and 5, and two ways to bring the weights over."""
 
     def build(self) -> float:
-        """Make the weights of both sides, and a Transfer. Returns the seconds that the Transfer took to plan."""
+        """Make the weights of both sides, and two Transfers. Returns the seconds that the first took to plan."""
         trainer = DeviceMesh(self.device, [[0, 1], [2, 3]], mesh_dim_names=("fsdp", "tp"))
         server = DeviceMesh(self.device, [4, 5])
-        self.trains, self.step = self.rank < 4, 0
+        self.trains, self.step, self.late = self.rank < 4, 0, 0.0
         cuts = ([Shard(0), Shard(1)], [Shard(0), Replicate()], [Shard(0), Shard(0)])
         names = [f"w{number}" for number in range(WEIGHTS)]
         mesh = trainer if self.trains else server
+        # The trainer cuts every third weight in another way, and servers cut rows and columns in turns.
         self.dims = {name: number % 2 for number, name in enumerate(names)}  # the dim along which servers cut
         self.state = {
             name: distribute_tensor(
@@ -133,18 +136,31 @@ class WeightsRank(Rank):
         sides = (self.state, None) if self.trains else (None, self.state)
         start = time.perf_counter()
         self.sync = torch_overlay.Transfer(*sides)
-        return time.perf_counter() - start
+        planned = time.perf_counter() - start
+        self.changes = torch_overlay.Transfer(*sides, changes=True)
+        return planned
 
     def train(self) -> None:
         """Set the trainer's weights. The values differ for each element, weight and step, so a mix-up would be seen."""
-        self.step += 1
+        self.step, self.late = self.step + 1, 0.0
+        self._set()
+
+    def train_few(self) -> None:
+        """Change one element in a hundred of each of the trainer's weights."""
+        self.late = 0.5  # exact in float32 beside all of these values
+        self._set()
+
+    def _set(self) -> None:
+        """Write the values of this step into the trainer's weights."""
         if self.trains:
             for number, (name, weight) in enumerate(self.state.items()):
                 new = distribute_tensor(self._whole(number), weight.device_mesh, weight.placements, src_data_rank=None)
                 self.state[name].to_local().copy_(new.to_local())
 
     def _whole(self, number: int) -> torch.Tensor:
-        return torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32).view(SHAPE) + 10_000 * number + self.step
+        values = torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32) + 10_000 * number + self.step
+        values[::EVERY] += self.late
+        return values.view(SHAPE)
 
     def loop(self) -> None:
         """Send the weights by hand: gather each weight, broadcast it, and let each server cut its part."""
@@ -157,8 +173,15 @@ class WeightsRank(Rank):
     def transfer(self) -> None:
         self.sync.run()
 
+    def changed(self) -> tuple[int, int, int]:
+        """Send what changed since the last call. Returns the bytes and elements that this rank sent, and of how many
+        elements."""
+        self.changes.run()
+        return self.changes.sent_bytes, *self.changes.changed
+
     def time(self, way: str) -> tuple[float, int | None]:
         """The seconds, and the bytes that this rank wrote to sockets; None if the kernel doesn't count them."""
+        # What the kernel counts, and not what either way says of itself.
         before = written()
         seconds = timed(getattr(self, way))
         after = written()
@@ -172,6 +195,7 @@ class WeightsRank(Rank):
         """How many of a server's weights equal the trainer's of this step, to the bit."""
         if self.trains:
             return WEIGHTS
+        # Made anew here, and not sent: nothing that is compared came over the way that is tested.
         wholes = (self._whole(number).chunk(2, dim=number % 2)[self.rank - 4] for number in range(WEIGHTS))
         return sum(torch.equal(weight.to_local(), part) for weight, part in zip(self.state.values(), wholes))
 
@@ -183,6 +207,26 @@ def written() -> int | None:
             return next(int(line.split()[1]) for line in file if line.startswith("wchar"))
     except (OSError, StopIteration):
         return None
+
+
+class KilledRank(Rank):
+    """Rank 0 trains and the others serve; one of them is killed between two runs."""
+
+    def build(self) -> None:
+        """Make the weights and the Transfer, and bring them over once."""
+        weights = {"w": torch.full(SHAPE, float(self.rank))}
+        sides = (weights, None) if self.rank == 0 else (None, weights)
+        self.sync = torch_overlay.Transfer(*sides, timeout=TIMEOUT)
+        self.sync.run()
+
+    def run(self) -> tuple[float, str]:
+        """Bring the weights over again. Returns the seconds, and the error; empty if there was none."""
+        start, message = time.perf_counter(), ""
+        try:
+            self.sync.run()
+        except RuntimeError as error:
+            message = str(error)
+        return time.perf_counter() - start, message
 
 
 class MeshRank(Rank):
@@ -205,10 +249,11 @@ class GatherRank(Rank):
     def gather(self, longest: int) -> dict[int, list[int] | str]:
         """For each length, the vector that this rank gathered, or the error."""
         mesh = init_device_mesh(self.device, (2, 2), mesh_dim_names=("dp", "tp"))
-        mesh._flatten("dp_tp")
+        mesh._flatten("dp_tp")  # with this view stock merges two gathers to one, and that is wrong for uneven shards
         return {length: self._gathered(mesh, length) for length in range(1, longest + 1)}
 
     def _gathered(self, mesh: Any, length: int) -> list[int] | str:
+        """A vector of this length after it was cut and gathered, or the first line of the error."""
         cut = distribute_tensor(torch.arange(length), mesh, [Shard(0), Shard(0)], src_data_rank=None)
         try:
             return cut.full_tensor().tolist()

@@ -14,8 +14,8 @@ from .patch import ABSENT, ForeignPatch, Kind, OverlayError, Patch, PatchError, 
 from .recognise import describe
 from .trampoline import trampoline
 
-# (patch, raw value of its target, None if the module isn't imported) -> what is there instead of what the row is for,
-# in words; None if the target is recognised.
+# Says whether a target is what a row was written for. Called with the row and the raw value of its target (None if the
+# module isn't imported); returns None if it is, else what is there instead, in words.
 Recognise = Callable[[Patch, Any], "str | None"]
 
 
@@ -30,7 +30,8 @@ class SetAttribute:
 
     def undo(self) -> None:
         if raw(self.owner, self.name) is self.old:
-            return
+            return  # a mock that was open over enable() put the original back itself
+        # Deleted and not set to None: an attribute of a base class, which ours hid, must show again.
         if self.old is ABSENT:
             delattr(self.owner, self.name)
         else:
@@ -43,7 +44,10 @@ class SetAttribute:
 
 
 class SwapCode(SetAttribute):
-    """Gives a function of a module other code. It stays the same object, so every name bound to it calls our code."""
+    """Gives a function of a module other code. It stays the same object, so every name bound to it calls our code.
+
+    Setting another function in the module would miss modules that ran ``from module import function`` before.
+    """
 
     FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 
@@ -67,12 +71,12 @@ class SwapCode(SetAttribute):
     def foreign(self) -> str | None:
         now = self.old.__code__
         if now in (self.ours["__code__"], self.theirs["__code__"]):
-            return super().foreign()
+            return super().foreign()  # the code is ours; is the function still bound to its name?
         return f"{self.path} now runs the code of {now.co_name} ({now.co_filename}:{now.co_firstlineno})"
 
 
 class Hook:
-    """Calls a function, and to undo it another one with what the first returned."""
+    """Calls a function. To undo it, calls another one with what the first returned."""
 
     def __init__(self, path: str, do: Callable[[], Any], back: Callable[[Any], Any]):
         self.path, self.do, self.back, self.token = path, do, back, None
@@ -127,7 +131,10 @@ def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch,
 
 
 def fallen(patches: Iterable[Patch], refused: dict[Patch, str]) -> dict[Patch, str]:
-    """The rows that can't be applied since another row of their unit is refused, each with the reason."""
+    """The rows that can't be applied since another row of their unit is refused, each with the reason.
+
+    Half of a unit would be worse than none: a mesh with our `__init__` and torch's `__getitem__`, say.
+    """
     first = {patch.unit: patch for patch in reversed(refused) if patch.unit}
     return {
         patch: f"it makes sense only with {first[patch.unit].target}, which is left out"
@@ -154,6 +161,7 @@ def _resolve(patch: Patch, recognise: Recognise) -> Change | str:
     if patch.kind is Kind.REPLACE and old is ABSENT:
         return f"{patch.target} isn't there"
     if patch.is_swap:
+        # The code of a closure needs its cells, which a body doesn't have; a class or a builtin has no code to swap.
         if not (inspect.isfunction(old) and inspect.isfunction(body)) or old.__code__.co_freevars:
             raise PatchError(f"{patch.target}: only the code of a plain function is swapped, and for a function")
         return SwapCode(patch.target, owner, name, trampoline(body, patch.body, old.__code__.co_flags), body)
@@ -184,7 +192,7 @@ def apply(changes: Iterable[Change]) -> None:
     done: list[Change] = []
     try:
         for change in changes:
-            done.append(change)
+            done.append(change)  # before it is applied, which may fail half way, as a swap of code and then of defaults
             change.apply()
     except BaseException as error:
         if isinstance(done[-1], Hook):

@@ -27,6 +27,7 @@ class AfterImport:
     def __init__(self, names: Iterable[str], callback: Callable[[list[str]], None]):
         self.wanted = set(names)
         self.callback = callback
+        # Parents are watched, too: their end is when a module inside of them counts as imported.
         self._watched = self.wanted | {parent for name in self.wanted for parent in parents(name)}
         self._running: set[str] = set()
         self._done: list[str] = []
@@ -53,7 +54,7 @@ class AfterImport:
                 find = getattr(finder, "find_spec", None)
                 spec = find(name, path, target) if find is not None and finder is not self else None
                 if spec is not None:
-                    if hasattr(spec.loader, "exec_module"):
+                    if hasattr(spec.loader, "exec_module"):  # that of a namespace package may have none
                         spec.loader = _TellingLoader(spec.loader, self)
                     return spec
         finally:
@@ -64,12 +65,13 @@ class AfterImport:
         self._running.add(name)
 
     def finished(self, name: str) -> None:
+        """Note that a module was executed, and call back for those that are ready now."""
         self._running.discard(name)
         if name in self.wanted:
             self._done.append(name)
         ready = [n for n in self._done if not any(parent in self._running for parent in parents(n))]
         self._done = [n for n in self._done if n not in ready]
-        ready = [n for n in ready if n in self.wanted]
+        ready = [n for n in ready if n in self.wanted]  # `remove` may have been called meanwhile
         if ready:
             self.callback(ready)
 

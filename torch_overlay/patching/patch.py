@@ -62,6 +62,7 @@ class Patch:
             raise PatchError(f"The row for {self.target!r} {problem}")
 
     def _problem(self) -> str | None:
+        """What contradicts itself in this row, as the end of a sentence; None if nothing does."""
         if not self.name and self.kind is not Kind.HOOK:
             return "names no attribute: a target is 'module:name' or 'module:Class.name'"
         for path in (self.body, self.undo):
@@ -114,7 +115,11 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()
 
 def raw(owner: Any, name: str) -> Any:
     """The attribute as `owner` itself stores it, without calling descriptors or looking at base classes. ABSENT if it
-    stores none."""
+    stores none.
+
+    getattr would give a bound method for a class method, and a base class's attribute as the class's own; setting these
+    back would change the class.
+    """
     return vars(owner).get(name, ABSENT)
 
 

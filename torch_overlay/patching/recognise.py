@@ -45,6 +45,7 @@ class Source:
 
     @functools.cached_property
     def tree(self) -> ast.Module | None:
+        """The syntax tree; None if there is no source, or if this Python can't parse it."""
         try:
             return None if self.text is None else ast.parse(self.text)
         except SyntaxError:
@@ -68,7 +69,7 @@ class Source:
         return hashlib.sha256("\n".join(map(dump, nodes)).encode()).hexdigest()[:32]
 
     def codes(self, qualname: str) -> list[types.CodeType]:
-        """The compiled functions of this name in the file."""
+        """The compiled functions of this name in the file. A property or an overloaded function has several."""
         found = [] if self.code is None else [self.code]
         for name in qualname.split("."):
             found = [c for code in found for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name]
@@ -82,6 +83,7 @@ def find(name: str) -> Source:
     parent, _, _ = name.rpartition(".")
     path: Any = None
     if parent:
+        # Not importlib.util.find_spec, which would import the parent package.
         package = sys.modules.get(parent)
         path = getattr(package, "__path__", None) if package else _spec_path(parent)
         if path is None:
@@ -133,12 +135,14 @@ def dump(node: Any) -> str:
     if not isinstance(node, ast.AST):
         return f"{type(node).__name__}:{node!r}"
     fields = dict(ast.iter_fields(node))
+    # Docstrings are taken out, so that a release which only rewords one is recognised.
     if isinstance(node, (*DEFINITIONS, ast.Module)) and ast.get_docstring(node, clean=False) is not None:
         fields["body"] = fields["body"][1:]
+    # A Python that is newer gives nodes more fields, such as `type_params` in 3.12; those that are empty don't count.
     skipped = ("ctx", "kind", "type_comment")
     kept = [f"{k}={dump(v)}" for k, v in sorted(fields.items()) if k not in skipped and v is not None and v != []]
     if isinstance(node, ast.Constant) and node.value is None:
-        kept = ["None"]
+        kept = ["None"]  # else the constant would be left out as a field that isn't there
     return f"{type(node).__name__}({','.join(kept)})"
 
 
@@ -158,7 +162,7 @@ def stranger(source: Source, qualname: str, value: Any) -> str | None:
 
 
 def _folder(name: str) -> str:
-    """The folder of the module's top-level package. Wrappers whose code lies there are looked into."""
+    """The folder of the module's top-level package: wrappers whose code lies there are the package's own decorators."""
     package = sys.modules.get(name.partition(".")[0])
     return next(iter(getattr(package, "__path__", None) or ["/nowhere"]))
 

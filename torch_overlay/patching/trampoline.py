@@ -37,10 +37,11 @@ def trampoline(body: types.FunctionType, path: str, kind: int = 0) -> types.Code
     parameters = inspect.signature(body, follow_wrapped=False).parameters
     signature = inspect.Signature([inspect.Parameter(p.name, p.kind) for p in parameters.values()])
     alias = "body"
-    while alias in parameters:
+    while alias in parameters:  # a parameter of that name would hide the body
         alias += "_"
     arguments = ", ".join(_PASSED_ON[p.kind].format(p.name) for p in parameters.values())
     call = returns.format(f"{alias}({arguments})")
+    # The import stands inside, since this code runs with the globals of the function that it is put into.
     text = f"def {name}{signature}: from {module} import {name} as {alias}; {call}"
     (code,) = (c for c in compile(text, body.__code__.co_filename, "exec").co_consts if isinstance(c, types.CodeType))
     return code.replace(co_firstlineno=body.__code__.co_firstlineno)

@@ -1,6 +1,6 @@
-"""The rooms behind `explain`, `draw`, `status` and the demo: what is shown, as values, and how it reads.
+"""What `explain`, `draw`, `status` and the demo show.
 
-What is asked comes from a command line (`typed`, before torch is imported) or from a program (`asked`). Both planners
-answer it (`plans`). The answer is a value that prints: two plans (`explanation`), many tensors (`flow`), a mesh
-(`drawing`), the groups of this process (`groups`). All print by `words` and `screen`; `pictures` draws who sends what.
+A question comes from a command line (`typed`, which imports no torch) or from a program (`asked`). The planner answers
+it (`plans`). Each answer is a value that prints: a plan (`explanation`), what many tensors send (`flow`), a mesh
+(`drawing`), the groups of this process (`groups`). They print by `words` and `screen`; `pictures` draws who sends what.
 """

@@ -1,4 +1,4 @@
-"""Makes explanations of what a user asks about: words on a command line, a DTensor, a tree of DTensors, a `Transfer`.
+"""Makes explanations for what a user asks about: text of a command line, a DTensor, a tree of them, a `Transfer`.
 
 Start at `of_anything`, which is `torch_overlay.explain`.
 """
@@ -69,7 +69,7 @@ def of_words(
     groups: JointAxes,
     cost: Cost,
 ) -> Explanation:
-    """Explain a redistribution on a mesh of these sizes. No mesh and no group is made."""
+    """Explain a redistribution that was typed on a command line. No mesh and no process group is made."""
     source, target = (tuple(map(to_torch_placement, end)) for end in ends)
     regions = typed.regions_of_ends(ends, shape, mesh.sizes)
     question = _redistribution((source, target), shape, dtype, mesh, regions, groups, cost)
@@ -114,6 +114,7 @@ def _redistribution(
     cost: Cost,
     named: bool = True,
 ) -> Redistribution:
+    """The value that `explained` plans: its fields from what was typed, or from a DTensor."""
     before, after, refused = regions
     return Redistribution(
         words=("·".join(map(word_of, ends[0])), "·".join(map(word_of, ends[1]))),
@@ -146,10 +147,11 @@ def _regions(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> type
 
 
 def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
-    """The sets of axes for which the overlay has a group; while it is off, for which a new mesh would have one."""
+    """The sets of axes for which there is a joint group. While the overlay is off, those that a new mesh would have."""
     policy = "existing" if settings.share_groups == "off" else settings.flatten
     if on:
         return joint_axes(mesh)
+    # A group is found by its ranks, whatever their order: so layouts are compared collapsed and ascending.
     root = mesh._get_root_mesh()
     known = {from_torch(flat._layout).collapse().ascending() for flat in root._flatten_mapping.values()}
     layout = from_torch(mesh._layout)
@@ -183,6 +185,7 @@ def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int)
     if not dtensors:
         raise TypeError(f"explain() needs DTensors, in dicts, lists and tuples; got none in a {type(tensors).__name__}")
     targets = target_placements(dtensors, placements, mesh)
+    # A tensor that has its placements already costs nothing, and stays out of the plan.
     moving = {n: t for n, t in dtensors.items() if (t.device_mesh, t.placements) != targets[n]}
     across = {name: tensor for name, tensor in moving.items() if targets[name][0] != tensor.device_mesh}
     flow, alone = _flow_across([*across.values()], [targets[name] for name in across], budget), 0
@@ -211,6 +214,7 @@ def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int)
 
 
 def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> Flow:
+    """What ranks send when these tensors move to other meshes."""
     if not tensors:
         return NOTHING
     # Pending tensors are reduced before they move, so count them with the placements that they have then.
@@ -219,7 +223,11 @@ def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: 
 
 
 def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
-    """What the ranks of a mesh send for these changes. Copies along the other axes do the same at the same time."""
+    """What the ranks of a mesh send for these changes, made together.
+
+    Along axes on which nothing changes, each slice of the mesh does the same at the same time: two replicas of dp are
+    two flows beside each other, and one exchange.
+    """
     axes = sorted(frozenset().union(*[change.axes for change in changes]))
     others = [range(1) if axis in axes else range(size) for axis, size in enumerate(mesh.shape)]
     flow = NOTHING

@@ -85,6 +85,8 @@ class MeshMap:
 
 
 def _groups(axis: int, sizes: Sequence[int], ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each group of an axis, from the mesh's sizes and its ranks, row-major."""
+    # Along an axis, ranks of one group are `step` positions apart; a group starts where the axis's coordinate is 0.
     step, size = row_major(sizes)[axis], sizes[axis]
     starts = [at for at in range(len(ranks)) if at // step % size == 0]
     return tuple(tuple(ranks[start + step * i] for i in range(size)) for start in starts)
@@ -104,6 +106,7 @@ def of_degrees(dims: ParallelDims) -> MeshMap:
     """
     sizes = dims.sizes()
     ranks = tuple(range(sizes["world"]))
+    # A run has eleven axes on five meshes, and many of them have the same groups: tp of dense and of data, say.
     names_by_groups: dict[tuple[tuple[int, ...], ...], dict[str, None]] = {}
     for names in (*MESHES.values(), ("pp", "loss", "tp")):  # loss is axes of the data mesh, joined to one
         for axis in MeshMap.of(names, [sizes[name] for name in names], ranks).axes:
@@ -228,6 +231,7 @@ def _grid(mesh: MeshMap, hosts: list[list[int]], width: int) -> list[str]:
     lines: list[str] = []
     while axes:
         count, used = 0, margin
+        # At least one, however narrow the terminal is: else this would never end.
         while count < len(axes) and (count == 0 or used + 2 + max(cell, len(axes[count].name)) <= width):
             used += 2 + max(cell, len(axes[count].name))
             count += 1
@@ -268,6 +272,7 @@ _WIDEST = 22.0  # inches
 
 
 def _draw(drawing: Drawing, path: str) -> None:
+    """Draw the mesh to a file: a panel for each axis. Raises ValueError if there are too many ranks."""
     mesh = drawing.mesh
     if len(mesh.ranks) > MOST_RANKS:
         raise ValueError(f"a picture shows at most {MOST_RANKS} ranks, got {len(mesh.ranks)}: draw a smaller mesh")
@@ -351,6 +356,7 @@ class _Grid:
 
 
 def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float) -> None:
+    """Draw one axis: each rank in the colour of its group, numbered if there is room, in frames of hosts."""
     groups = axis.group_of()
     first = groups[min(groups)]
     frames = [((left - 0.12, top - 0.12), grid.across + 0.24, grid.down + 0.24) for left, top in grid.corners]

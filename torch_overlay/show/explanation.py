@@ -1,7 +1,7 @@
-"""`Explanation`, the overlay's plan for one redistribution: a value that prints as a table, a row for each step.
+"""`Explanation`: the overlay's plan for one redistribution, which prints as a table with a row for each step.
 
-Bytes are those that the busiest rank gets from others, and sends to them. Times are estimates of the cost model. This
-file imports no torch.
+Bytes are those that the busiest rank gets from others, and those that it sends to them: an exchange ends when its
+slowest rank is done. Times are estimates of the cost model. This file imports no torch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Redistribution:
 
     Attributes:
         words: the placements before and after, as text.
-        shape: the tensor's.
-        sizes: the mesh's, by axis.
-        source: the regions before; None if a shard isn't one box.
-        target: the regions after; None if a shard isn't one box.
+        shape: the global shape of the tensor.
+        sizes: the sizes of the mesh's axes.
+        source: which part each rank holds before; None if some shard isn't one box.
+        target: which part each rank holds after; None if some shard isn't one box.
         refused: why the overlay leaves this to torch's own code; empty if it doesn't.
         names: the names of the mesh's axes.
         ranks: the mesh's ranks, row-major over its axes.
@@ -84,6 +84,7 @@ def groups_at_hand(flatten: str, sizes: tuple[int, ...], flattened: list[tuple[i
         flattened: the sets of axes that the user flattened.
     """
     joint = {tuple(sorted(axes)) for axes in flattened}
+    # Axes of one rank move nothing, so a plan never asks for a group that has them.
     if flatten == "whole":
         joint.add(tuple(axis for axis, size in enumerate(sizes) if size > 1))
     return frozenset(joint)
@@ -210,6 +211,7 @@ class Explanation(screen.Shown):
         ]
 
     def _held(self, regions: Regions | None) -> str:
+        """How many bytes a rank holds at most, as text; empty if that isn't known."""
         if regions is None:
             return ""
         size = amount(regions.most * self.question.itemsize)
@@ -220,6 +222,7 @@ class Explanation(screen.Shown):
         if not self.plan.lines:
             return []
         cost = self.question.cost
+        # The notes name what the estimate leaves out, so that nobody takes it for a measurement.
         said = [
             "in, out: bytes that the busiest rank gets from others and sends to others",
             f"time: an estimate, latency + the larger of in and out / bandwidth (x {EXCHANGE:g} in an all_to_all)",
@@ -227,6 +230,7 @@ class Explanation(screen.Shown):
         speed = f"{duration(cost.latency)} for 2 ranks and more for more, {cost.bandwidth / 1e9:g} GB/s"
         said.append(f"assumed: {speed}")
         said.append("left out: contention, overlap with compute, copies to pack and unpack")
+        # Two axes that cut one dim in another order than the mesh's: only then does the notation need a word.
         if any("#" in step.holds for step in self.plan.lines):
             said.append("S0#1: cuts dim 0 too, as the second of its axes instead of in the order of the axes")
         return ["", *screen.styled([line for text in said for line in fitted(text, width)], "why")]

@@ -1,6 +1,6 @@
-"""`FlowExplanation`, who sends how much to whom when many tensors move, on one mesh or to another. Prints as a table.
+"""`FlowExplanation`: who sends how many bytes to whom when many tensors move, on one mesh or to another.
 
-Bytes are those of exchanges. What reductions send before isn't counted. This file imports no torch.
+It counts the bytes of exchanges, and not those of reductions before them. This file imports no torch.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ LISTED = 24  # a list of ranks has at most this many characters
 
 @dataclass(frozen=True, repr=False)
 class FlowExplanation(screen.Shown):
-    """What the overlay would do with many tensors. Print it.
+    """What the overlay would send to move many tensors. Prints as a table.
 
     Attributes:
-        tensors: how many there are, including those that don't move.
-        size: the bytes of all of them, each counted once.
-        sources, targets: the ranks that hold them before and after.
+        tensors: how many tensors there are, including those that don't move.
+        size: the bytes of all of them, each element counted once.
+        sources: the ranks that hold them before.
+        targets: the ranks that hold them after.
         flow: what ranks send to one another.
         budget: the limit on buffers, in bytes.
-        alone: how many tensors are redistributed one by one: pending ones, and those for which there is no group.
-        reduced: how many pending tensors are reduced one by one before they move to another mesh.
+        alone: how many tensors are redistributed one by one: those with a pending reduction, and those that move along
+            axes for which there is no joint group.
+        reduced: how many tensors are reduced one by one before they move to another mesh.
     """
 
     tensors: int
@@ -62,6 +64,7 @@ class FlowExplanation(screen.Shown):
         head += screen.styled(fitted(f"overlay: {self.steps()}", width), "side")
         if not self.flow.sent:
             return head
+        # A matrix of more ranks is wider than a terminal; then each rank has a row.
         fits = len(self.ranks) <= MATRIX
         table = self._matrix() if fits else self._table(width)
         notes = ["bytes that the rank of a row sends to the rank of a column"] if fits else []
@@ -78,6 +81,7 @@ class FlowExplanation(screen.Shown):
         """What the overlay does, as one line."""
         exchanges = self.flow.exchanges
         steps = [counted(self.reduced, "reduction")] if self.reduced else []
+        # Without any step at all it says "0 exchanges", since an empty line would read like an error.
         steps += [counted(exchanges, "exchange")] if exchanges or not (self.reduced or self.alone) else []
         steps += [f"{counted(self.alone, 'tensor')} one by one"] if self.alone else []
         total = f"; {amount(sum(self.flow.sent.values()))} in all" if self.flow.sent else ""
@@ -93,6 +97,7 @@ class FlowExplanation(screen.Shown):
         return out, into
 
     def _matrix(self) -> list[str]:
+        """A row for each sender and a column for each receiver, with the sums."""
         out, into = self.sums()
         rows = [("from\\to", *map(str, self.ranks), "sends")]
         for rank in self.ranks:
@@ -102,9 +107,11 @@ class FlowExplanation(screen.Shown):
         return aligned(rows, right=range(1, len(rows[0])))
 
     def _table(self, width: int) -> list[str]:
+        """A row for each of the first ranks: how much it sends and gets, and with whom."""
         out, into = self.sums()
         rows: list[tuple[str, ...]] = [("rank", "sends", "gets", "to", "from")]
         for rank in self.ranks[:SHOWN]:
+            # Those that the rank sends to, and those that it gets from.
             peers = [[pair[1 - side] for pair in self.flow.sent if pair[side] == rank] for side in (0, 1)]
             rows.append((str(rank), _cell(out[rank]), _cell(into[rank]), *[self._named(some) for some in peers]))
         lines = [line for row in aligned(rows, right=(0, 1, 2)) for line in fitted(row, width)]

@@ -22,7 +22,7 @@ class GroupRow:
         name: the name of the axes and views that may share it; None if any axis over these ranks may.
         axes: the axes that use it.
         joint: True if redistributions over several axes use it.
-        gone: True if it was destroyed.
+        gone: True if somebody destroyed it.
     """
 
     ranks: tuple[int, ...]
@@ -88,9 +88,11 @@ def listing() -> Listing | None:
 
 
 def _universe_row(universe: Universe) -> UniverseRow:
+    """The groups of a universe, and which names share_groups="ranks" would give one group."""
     joint = {name for name in universe.joint.values() if name}
     title = f"{'private ' if universe.private else ''}mesh {universe.number} over {of_ranks(universe.rank_map.ranks())}"
     groups = tuple(_rows(universe.table, joint))
+    # Axes of one rank are left out: their groups have no communicator that sharing could save.
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for key, entry in universe.table.entries.items():
         if entry.group_name and len(key.ranks) > 1 and key.name is not None:
@@ -100,6 +102,8 @@ def _universe_row(universe: Universe) -> UniverseRow:
 
 
 def _rows(table: GroupTable, joint: set[str]) -> Iterator[GroupRow]:
+    """The groups in a universe's table that were made."""
+    # A copy, since another thread may make a group meanwhile.
     for key, entry in list(table.entries.items()):
         if entry.group_name:
             is_joint, gone = entry.group_name in joint, entry.group is None

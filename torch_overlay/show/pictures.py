@@ -44,7 +44,7 @@ def pyplot() -> Any:
         import matplotlib
     except ImportError:
         raise ImportError("a picture needs matplotlib: pip install 'torch-overlay[plot]'") from None
-    matplotlib.use("Agg")
+    matplotlib.use("Agg")  # before pyplot is imported, which would look for a display
     from matplotlib import pyplot as plots
 
     return plots
@@ -52,7 +52,7 @@ def pyplot() -> Any:
 
 def group_color(number: int) -> tuple[float, float, float]:
     """The colour of a group. Successive numbers get unlike colours, all light enough for dark text."""
-    hue = number * 0.61803398875 % 1
+    hue = number * 0.61803398875 % 1  # steps of the golden ratio: neighbours in number are far apart in hue
     light = (0.80, 0.70, 0.87)[number % 3]
     return colorsys.hls_to_rgb(hue, light, 0.65)
 
@@ -158,6 +158,7 @@ _PLAN, _EMPTY = 5.3, 3.1  # the height of a plan in inches, and of one that send
 def draw_plan(explanation: Explanation, path: str) -> None:
     """Draw a plan. Raises ValueError if there are too many ranks for a picture, or a shard isn't one box."""
     ask, plan = explanation.question, explanation.plan
+    # A strided shard that is cut unevenly is several boxes, for which there is no rectangle to draw.
     if ask.source is None or ask.target is None:
         raise ValueError(f"a picture needs shards that are boxes, but here {ask.refused}")
     _check_count(math.prod(ask.sizes))
@@ -188,6 +189,7 @@ def draw_flow(explained: FlowExplanation, path: str) -> None:
 
 
 def _check_count(ranks: int) -> None:
+    """Raise ValueError if there are more ranks than a picture can show."""
     if ranks > MOST_RANKS:
         raise ValueError(
             f"a picture shows at most {MOST_RANKS} ranks, got {ranks}: draw a smaller mesh of the same kind"
@@ -206,7 +208,7 @@ def _holds(figure: Any, explanation: Explanation) -> None:
     mesh = sized(ask.names, ask.sizes)
     figure.suptitle(f"{ask.tensor} on {mesh}: from {ask.words[0]} to {ask.words[1]}", fontweight="bold")
     left, right = figure.subplots(1, 2)
-    dims = _shown(ask.source, ask.target)
+    dims = _shown(ask.source, ask.target)  # the same two for both sides, so that they can be compared
     for axes, regions, when in ((left, ask.source, "before"), (right, ask.target, "after")):
         _boxes(axes, regions, dims, ask.ranks)
         pending = [ask.names[axis] for axis in sorted(regions.pending)]
@@ -230,12 +232,14 @@ def _shown(*ends: Regions) -> list[int]:
 
 
 def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]) -> None:
+    """Draw the tensor as a rectangle, cut into the boxes that ranks hold, with their numbers."""
     rows, columns = [*(regions.shape[dim] for dim in dims), 1, 1][:2]
     parts: dict[tuple[int, int, int, int], list[int]] = {}
     for (start, length), positions in holders(regions).items():
         top, left = [*(start[dim] for dim in dims), 0, 0][:2]
         height, width = [*(length[dim] for dim in dims), 1, 1][:2]
         parts.setdefault((left, top, width, height), []).extend(ranks[position] for position in positions)
+    # Replicas hold one box, which has the colour of the first of them.
     colors = [group_color(min(owners)) for owners in parts.values()]  # a rank has one colour, before and after
     boxes = [((x / columns, y / rows), width / columns, height / rows) for x, y, width, height in parts]
     fill(axes, boxes, colors)
@@ -250,6 +254,7 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
 
 
 def _headline(plan: ShownPlan) -> str:
+    """The title of a drawn plan: how many collectives, and what the busiest rank sends and gets."""
     if not plan.lines:
         return f"torch_overlay: {plan.note or 'nothing to do, nothing is sent'}"
     drawn = _collectives(plan)
@@ -288,6 +293,7 @@ def _nothing_sent(figure: Any, plan: ShownPlan, explanation: Explanation) -> Non
     places = [(position % across, position // across) for position in range(len(ask.ranks))]
     axes = figure.subplots()
     fill(axes, [(place, 1, 1) for place in places], [color.get(position, "white") for position in range(len(places))])
+    # With more ranks their numbers would be too small to read.
     for rank, (column, row) in zip(ask.ranks, places) if len(places) <= 64 else ():
         axes.text(column + 0.5, row + 0.5, str(rank), ha="center", va="center", fontsize=9)
     frame(axes, across, len(ask.ranks) // across)
@@ -299,6 +305,7 @@ def _nothing_sent(figure: Any, plan: ShownPlan, explanation: Explanation) -> Non
 
 def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...]) -> None:
     """Draw the bytes that each rank (a row) sends to each other one (a column), and the sums beside the matrix."""
+    # The darkest cell is at four fifths of the scale, so that its dark text can be read.
     axes.imshow(matrix, cmap=shades(COLOR), vmin=0, vmax=1.25 * max(1, *map(max, matrix)))
     sent, got = [sum(row) for row in matrix], [sum(column) for column in zip(*matrix)]
     numbered = len(ranks) <= _NUMBERED

@@ -35,12 +35,13 @@ def explained(question: Redistribution, source: tuple[Placement, ...], target: t
     """
     try:
         norm_ended(source, target, question.sizes)
-    except NotPlanned as reason:  # the planner has a plan, but the runner leaves this to torch
+    except NotPlanned as reason:
+        # The planner, which knows regions and reductions, would plan this. The runner leaves it to torch.
         question = replace(question, refused=question.refused or str(reason))
     new_norm = norm_made(source, target)
     try:
         steps = question.planned() if new_norm is None else into_terms(question.planned(), new_norm)
-        best = question.planned(all_groups=True)
+        best = question.planned(all_groups=True)  # what the plan would be with a group for every set of axes
     except NotPlanned as reason:
         note = f"leaves this to torch's own code, without merging where that is wrong: {reason}"
         return Explanation(question, ShownPlan((), note))
@@ -48,8 +49,7 @@ def explained(question: Redistribution, source: tuple[Placement, ...], target: t
 
 
 def _missing_groups(question: Redistribution, steps: tuple[Step, ...], best: tuple[Step, ...]) -> str:
-    """The calls that make groups with which there would be fewer collectives, and how many there would be. Empty if no
-    group is missing."""
+    """A note that names the mesh calls which would save collectives, and how many would be left; empty if none is."""
     if collectives(best) >= collectives(steps):
         return ""
     joint = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]
@@ -59,7 +59,9 @@ def _missing_groups(question: Redistribution, steps: tuple[Step, ...], best: tup
 
 
 def _lines(question: Redistribution, steps: tuple[Step, ...]) -> tuple[ShownStep, ...]:
-    # An average that ends as a sum is divided after it; what is split into terms of a sum is divided last.
+    """Each step of a plan with its reason."""
+    # A division may stand for two things. An average that is reduced as a sum is divided after that sum, so the first
+    # one ends it. A value that is split into the terms of a new sum is divided last.
     assert question.source is not None, "a plan has a source"
     averages = "avg" in question.source.partial and any(getattr(step, "op", None) == "sum" for step in steps)
     lines = []
@@ -70,9 +72,11 @@ def _lines(question: Redistribution, steps: tuple[Step, ...]) -> tuple[ShownStep
 
 
 def _line(question: Redistribution, step: Step, why: str) -> ShownStep:
+    """One step as it is printed: its bytes and time are 0 if it is local."""
     op = getattr(step, "op", None)
     name = NAMES[type(step)] + (f"({op})" if op else "")
     holds = "" if isinstance(step, Divide) else str(step.after)
+    # A local step moves nothing between ranks, and the cost model gives it no time.
     if not isinstance(step, Collective):
         return ShownStep(name, (), 1, holds, 0, 0, 0.0, why, step=step)
     incoming, outgoing = arriving(step) * question.itemsize, leaving(step) * question.itemsize

@@ -73,6 +73,7 @@ class Shown:
 
 def width() -> int:
     """How many columns to print in: those of the terminal, within limits; in a pipe the fewest or COLUMNS."""
+    # In a pipe the width must not depend on the terminal behind it: logs are compared, and pages quote them.
     if "COLUMNS" not in os.environ and not sys.stdout.isatty():
         return NARROW
     return min(WIDE, max(NARROW, shutil.get_terminal_size((NARROW, 24)).columns))
@@ -100,11 +101,13 @@ def console(file: TextIO) -> Any:
         from rich.console import Console
     except ImportError:
         return None
+    # Without markup: axes are printed in brackets, which rich would read as styles.
     terminal = Console(file=file, highlight=False, markup=False)
     return None if terminal.is_dumb_terminal else terminal
 
 
 def _text(line: str) -> Any:
+    """A line as rich's text, with the styles of its parts."""
     from rich.text import Text
 
     text = Text(str(line), style=getattr(line, "style", ""))
@@ -142,7 +145,7 @@ class Screen:
             try:
                 yield
             finally:
-                self._bar = None
+                self._bar = None  # else a later `now` would update a bar that rich has taken away
 
     def now(self, what: str, line: bool = True) -> None:
         """Show what is being done, beside the bar. Without a bar, print it with the seconds since the start.

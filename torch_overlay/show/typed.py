@@ -1,6 +1,6 @@
-"""Reads what people type on a command line: placements, meshes, shapes, names of axes.
+"""Parses what people type on a command line: placements, meshes, shapes, names of axes.
 
-It imports no torch, so mistakes are reported at once.
+It imports no torch, so that mistakes are reported at once. Its placements stand for those of torch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Mesh(NamedTuple):
 
 _WORD = re.compile(r"(R)|S(\d+)|_S(\d+)\((\d+)\)|P(?:\((\w+)\))?")
 _KNOWN = f"R, S0, S1, ..., P (a sum), P({'), P('.join(list(OPS)[1:])}), or _S0(2), strided with a split factor of 2"
-# Between sizes: a comma, or an x after a number.
+# Between sizes: a comma, or an x after a number, so that an axis may be called x: dp=2 x x=4.
 _TIMES = re.compile(r"(?<=\d)\s*[x×*]\s*(?=\S)")
 
 
@@ -113,6 +113,7 @@ def _bare(text: str) -> str:
 
 
 def _placement(word: str, text: str) -> Placement:
+    """Read one placement. Raises ValueError with the placements that there are."""
     match = _WORD.fullmatch(word)
     if match is None:
         raise ValueError(f"{word!r} in {text!r} is no placement; there are {_KNOWN}")
@@ -189,6 +190,7 @@ def axis_numbers(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
     axes = []
     for word in text.split(","):
         word = word.strip()
+        # A name first: somebody may have called an axis "0".
         axis = known.index(word) if word in known else int(word) if word.isdigit() else -1
         if not 0 <= axis < len(known):
             raise ValueError(f"{what}: the mesh has no axis {word!r}; its axes are {', '.join(known)}")
@@ -265,6 +267,7 @@ def degrees(text: str, ranks: int | None) -> ParallelDims:
             raise ValueError(f"--degrees: {name} needs a number of ranks, got {value!r}") from None
     if ranks is not None:
         return ParallelDims(**values).fit(ranks)
+    # dp_shard is -1 by default, which has no value without the size of the world.
     dims = ParallelDims(**{"dp_shard": 1, **values})
     outer = [getattr(dims, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
     if -1 in outer:

@@ -1,4 +1,4 @@
-"""Text for people: numbers and lists in words, columns, lines of limited length. Standard library only."""
+"""Formats text for people: amounts, lists, columns, lines of limited length. Standard library only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
     >>> duration(0.000451), duration(2.54)
     ('450 us', '2.5 s')
     """
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):  # below a millisecond all is said in microseconds
         if seconds * factor >= 1:
             return f"{two_digits(seconds * factor)} {unit}"
     return f"{two_digits(seconds * 1e6)} us"
@@ -103,6 +103,7 @@ def folded(
     """
     limits = [max(map(len, column)) for column in zip(*rows, strict=True)]
     least = {i: max(len(part) for row in rows for part in _parts(row[i], folds[i])) for i in folds}
+    # Narrow the widest column by one, as often as the line is too long: columns that fold end up about equally wide.
     for _ in range(sum(limits) + 2 * (len(limits) - 1) - width):
         wide = max((i for i in folds if limits[i] > least[i]), key=lambda i: limits[i], default=None)
         if wide is None:
@@ -121,6 +122,7 @@ def _parts(cell: str, separator: str) -> list[str]:
 
 
 def _folded(cell: str, limit: int, separator: str | None) -> list[str]:
+    """The lines of a cell, cut after separators so that each is at most `limit` long, if its parts are."""
     if separator is None or len(cell) <= limit:
         return [cell]
     blank = separator[len(separator.rstrip()) :]
@@ -156,6 +158,7 @@ def wrapped(text: str, indent: str = "", width: int = 80, then: str | None = Non
     >>> wrapped('1 collective with mesh["dp", "tp"]', "  ", width=20)
     ['  1 collective with', '  mesh["dp", "tp"]']
     """
+    # A call such as mesh["dp", "tp"].flatten("dp_tp") is there to be copied, so it isn't torn apart.
     unbroken = re.sub(r"\[[^]]*\]", lambda match: match[0].replace(" ", _KEPT), text)
     lines = textwrap.wrap(
         unbroken,

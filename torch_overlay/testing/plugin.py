@@ -58,13 +58,14 @@ class OverlaySession:
     def begin(self) -> None:
         """Turn the overlay on in this process and in those that it starts."""
         importlib.import_module(series.MESH)
-        if (
-            not torch_overlay.is_enabled()
-        ):  # under `run` it is on already; then targets are compared with torch's source
+        # Under `run` the overlay is on already, and what was before can't be recorded. Then `end` compares with torch's
+        # source.
+        if not torch_overlay.is_enabled():
             self.before = Trace.take()
         torch_overlay.enable()
         self.on = True
         wanted = run.environment(os.environ, {})
+        # Only what differs is changed, and restored at the end: a test may set other variables meanwhile.
         self.environ = {name: os.environ.get(name) for name, value in wanted.items() if os.environ.get(name) != value}
         os.environ.update({name: wanted[name] for name in self.environ})
 
@@ -97,6 +98,7 @@ class OverlaySession:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self.end()
+        # A session that failed for another reason keeps its status.
         if self.left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

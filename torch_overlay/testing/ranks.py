@@ -31,6 +31,7 @@ class OverlayProcesses(_UnderOverlay):
     """
 
     def join_or_run(self, fn: Callable[[], object]) -> Any:
+        # In the rank's process, and around the decorators: `with_comms` opens the world, and makes meshes.
         @functools.wraps(fn)
         def under_overlay(*args: Any, **kwargs: Any) -> object:
             with type(self).overlay():
@@ -63,6 +64,7 @@ class OverlayThreads(_UnderOverlay):
     """
 
     def setUp(self) -> None:
+        # A cleanup and not tearDown: cleanups run after tearDown, which ends the threads, and also if setUp fails.
         stack = contextlib.ExitStack()
         stack.enter_context(type(self).overlay())
         self.addCleanup(stack.close)  # type: ignore[attr-defined]

@@ -55,6 +55,7 @@ def _patches() -> list[Patch]:
 
 def _targets(patch: Patch) -> Iterator[tuple[str, object]]:
     """(path, object) of a row's target, if its module is imported."""
+    # A module whose import is under way may lack the target still, which would look like a trace later.
     if overlay.ready(patch.module):
         value = look_up(patch.target)[2]
         if patch.is_swap:  # the function stays the same object and gets other code
@@ -63,13 +64,18 @@ def _targets(patch: Patch) -> Iterator[tuple[str, object]]:
 
 
 def _same(before: object, now: object) -> bool:
+    """True if two recorded values are the same objects."""
+    # A swapped function is recorded with its code, defaults and keyword defaults. Each must be the former object.
     if isinstance(before, tuple) and isinstance(now, tuple):
         return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
     return before is now
 
 
 def _not_from_source(patch: Patch, now: object) -> str | None:
-    """Describe an object that isn't what torch's source has there; None if it is."""
+    """Describe an object that isn't what torch's source has there; None if it is.
+
+    For targets that weren't recorded, since their module was imported only under the overlay.
+    """
     if patch.kind is Kind.ADD:
         return None if now is ABSENT else _described(now)
     value = now[0] if isinstance(now, tuple) else now

@@ -3,7 +3,8 @@
 A sender keeps the bytes of each message as they were sent last. In the next run it compares, and sends the elements
 that differ, unless the whole message is shorter. Messages to several ranks that carry the same elements are kept and
 compared once. Sender and receiver know what is in a message from the schedule: `Form` is that, and the two ends never
-describe it to one another.
+describe it to one another. A large piece that goes directly from tensor to tensor (`Mail`) is a message of its own: it
+is compared where it lies, and nothing of it is packed unless it changed in part.
 
 A message of changes is laid out as: positions, of 2 or 4 bytes each, filled up to ALIGNED bytes; then the values, in
 the same order; filled up again. A position is the number of an element in the whole message.
@@ -11,6 +12,7 @@ the same order; filled up again. A position is the number of an element in the w
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,19 +20,21 @@ import torch
 import torch.distributed as dist
 
 from ..distributed.tensor._runner.exchange import part
-from ._planner.schedule import aligned, loads_of
-from .exchanges import BY_WIDTH, Block, Copies, Exchanges, InFlight, runs_of, there
+from ._planner.schedule import aligned, is_large, loads_of
+from .exchanges import BY_WIDTH, Block, Copies, Exchanges, InFlight, Mail, runs_of, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ._planner.schedule import Item, Load, Stream
-    from .exchanges import Locals, Wires
+    from .exchanges import Letter, Locals, Wires
 
 WORD = 8  # bytes that are compared at once
 FEW = 32  # words, of which at most one differs where it is worth to look for elements in words
 WHOLE = -1  # in place of how many elements of a message changed
 SHORT = 1 << 16  # elements of a message whose positions take 2 bytes
+SAMPLED = 1024  # elements of a message that are looked at first
+SURE = 1.1  # times the length at which a message of changes is no shorter: a sample's share is that near
 
 
 class Form(NamedTuple):
@@ -83,26 +87,43 @@ def changed(now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor
     Args:
         now, before: the bytes of the message, ``form.size`` of them. Those that fill it up may be anything.
     """
+    if now.is_cpu and _many_differ(now, before, form):
+        return None
     differ = now.view(torch.int64) != before.view(torch.int64)
     count = int(differ.count_nonzero())
     if is_longer(count * (form.widths[-1] + form.position), form):
         return None
     # Where few words differ, only those are looked at by element.
-    words = differ.nonzero().flatten() if count * FEW < len(differ) else None
+    few = differ.nonzero().flatten() if count * FEW < len(differ) else None
     found, begin = [], 0
     for width, first, last in form.parts:
         end = begin + width * (last - first)
-        if words is None:
+        if few is None:
             new, old = (each[begin:end].view(BY_WIDTH[min(width, WORD)]) for each in (now, before))
             numbers = (new != old).nonzero().flatten()
             numbers = numbers if width <= WORD else torch.unique_consecutive(numbers // (width // WORD))
         else:
-            some = words[torch.searchsorted(words, begin // WORD) : torch.searchsorted(words, -(-end // WORD))]
+            some = few[torch.searchsorted(few, begin // WORD) : torch.searchsorted(few, -(-end // WORD))]
             numbers = _in_words(some, now, before, begin, end, width)
         found.append(numbers + first)
         begin = end
     numbers = torch.cat(found)
     return None if is_longer(size_of(numbers, form), form) else numbers
+
+
+def _many_differ(now: torch.Tensor, before: torch.Tensor, form: Form) -> bool:
+    """Whether so many of some elements differ that the whole message is shorter.
+
+    Comparing all of them takes as long as sending does within a machine. If the sample is wrong, the message is longer
+    than it need be, and right.
+    """
+    width = form.widths[-1]
+    new, old = (each.view(BY_WIDTH[width]) for each in (now, before))
+    if len(new) < 2 * SAMPLED:
+        return False
+    step = len(new) // SAMPLED | 1  # odd, so that it doesn't meet one column of a matrix alone
+    share = int((new[::step] != old[::step]).count_nonzero()) / len(new[::step])
+    return share * (width + form.position) > SURE * width
 
 
 def _in_words(
@@ -262,14 +283,16 @@ class Going(NamedTuple):
     """What goes to the rank at a place of the group, in one exchange.
 
     Attributes:
-        at: where it begins in the packed bytes of all messages.
+        at: where it begins in the packed bytes of all messages; of a letter 0.
         sent: to what it is compared.
+        letter: a large piece, if it is one.
     """
 
     place: int
     at: int
     form: Form
     sent: Sent
+    letter: Letter | None = None
 
 
 class Coming(NamedTuple):
@@ -277,12 +300,26 @@ class Coming(NamedTuple):
 
     Attributes:
         copies, places: where it is written: whole, and by element.
+        letter: a large piece, if it is one; whole it is written by `Mail`.
     """
 
     place: int
     form: Form
     copies: Copies
     places: list[Place]
+    letter: Letter | None = None
+
+
+class Said(NamedTuple):
+    """What a sender says of a message.
+
+    Attributes:
+        elements: how many changed, or WHOLE.
+        size: its bytes in the all-to-all; 0 of a letter that goes whole.
+    """
+
+    elements: int
+    size: int
 
 
 class ChangesOnly(Exchanges):
@@ -293,19 +330,18 @@ class ChangesOnly(Exchanges):
         changed: how many elements it sent in the last run, and of how many.
     """
 
-    packs_all = True
-
     def __init__(self, *given: Any, is_on_cpu: bool = False) -> None:
         super().__init__(*given)
         self._is_on_cpu = is_on_cpu
-        self._goes: list[list[Going]] = []  # by exchange
+        # By exchange, in the order of the other ranks; for each of them what is packed, then the letters by their tags.
+        self._goes: list[list[Going]] = []
         self._comes: list[list[Coming]] = []
-        self._known: dict[tuple[int, tuple[Item, ...]], Sent] = {}
+        self._known: dict[tuple[int, object], Sent] = {}
         self._have: set[int] = set()  # places of the ranks that have what was sent last
-        # What other ranks said of the exchange that began last, and of the one that lands: how many elements of a
-        # message changed, or WHOLE, and its bytes.
-        self._counts: list[list[int]] = []
-        self._landing: list[list[int]] = []
+        # What other ranks said of their messages, as in `_comes`: of the exchange that began last, and of the one that
+        # lands.
+        self._said: list[Said] = []
+        self._landing: list[Said] = []
         self.sent_bytes, self.changed = 0, (0, 0)
 
     @property
@@ -338,100 +374,153 @@ class ChangesOnly(Exchanges):
         if self._geometry == before:
             return
         self._goes, self._comes = [], []
-        for number in range(self.count):
+        for number, (out, into) in enumerate(self._ways):
             goes, at = list[Going](), 0
-            for place, items in self._messages_of(number, self.schedule.sends):
+            for place, items in self._packed_messages(number, self.schedule.sends):
                 form = Form.of(items)
-                sent = self._known.setdefault((number, items), Sent(form, self._is_on_cpu))
-                goes.append(Going(place, at, form, sent))
+                goes.append(Going(place, at, form, self._sent_of(number, items, form)))
                 at += form.size
-            self._goes.append(goes)
-            comes = self._messages_of(number, self.schedule.receives)
-            self._comes.append(
-                [Coming(place, Form.of(items), *_written(items, targets, wires)) for place, items in comes]
-            )
+            for letter in out.letters:
+                form = Form.of((letter.item,))
+                goes.append(Going(letter.place, 0, form, self._sent_of(number, letter.item, form), letter))
+            self._goes.append(sorted(goes, key=_in_message))
+            comes = [
+                Coming(place, Form.of(items), *_written(items, targets, wires))
+                for place, items in self._packed_messages(number, self.schedule.receives)
+            ]
+            for letter in into.letters:
+                items = (letter.item,)
+                comes.append(Coming(letter.place, Form.of(items), *_written(items, targets, wires), letter))
+            self._comes.append(sorted(comes, key=_in_message))
 
-    def _messages_of(self, number: int, streams: Mapping[int, Stream]) -> Iterator[tuple[int, tuple[Item, ...]]]:
-        """By place of the other rank, what is in its message."""
+    def _sent_of(self, number: int, key: object, form: Form) -> Sent:
+        return self._known.setdefault((number, key), Sent(form, self._is_on_cpu))
+
+    def _packed_messages(self, number: int, streams: Mapping[int, Stream]) -> Iterator[tuple[int, tuple[Item, ...]]]:
+        """By place of the other rank, what is packed into its message."""
         for peer, stream in streams.items():
-            items = tuple(stream.cut(number, self.count))
+            items = tuple([item for item in stream.cut(number, self.count) if not is_large(item, self._large)])
             if items:
                 yield self._place[peer], items
 
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
+        goes, comes = self._goes[number], self._comes[number]
         with self._step(number, "compare"):
-            out, counts = self._compared(number, packed)
+            out, own = self._compared(number, packed, sources)
         with self._step(number, "say how much changed", waits=True):
-            self._counts = self._say(number, counts)
-        splits, into = ([length for _, length in each] for each in (counts, self._counts))
-        self.sent_bytes += sum(splits)
-        if any(count != WHOLE for count, _ in counts):
+            self._said = self._say(number, own)
+        splits, into = self._splits(goes, own), self._splits(comes, self._said)
+        if any(said.elements != WHOLE for said in own):
             shorter = self._buffers.take(sum(splits))
-            if out:
-                torch.cat([out[place] for place in sorted(out)], out=shorter)
+            if any(map(len, out)):
+                torch.cat(out, out=shorter)
             self._buffers.give(packed)  # of which whole messages are views
             packed = shorter
+        letters = [
+            [letter for letter in way.letters if id(letter) in whole]
+            for way, whole in zip(self._ways[number], (_whole(goes, own), _whole(comes, self._said)))
+        ]
+        self.sent_bytes += sum(splits) + sum([letter.size for letter in letters[0]])
         came = self._buffers.take(sum(into))
         with self._step(number, "send", waits=True):
+            mail = Mail(*letters)
+            self._is_written |= mail.writes
+            finish = mail.start(self.team, self._buffers, sources, targets)
             work = self._swap(came, packed, into, splits)
-        return InFlight(work, packed, came, lambda: None)
+        return InFlight(work, packed, came, finish)
 
-    def _compared(self, number: int, packed: torch.Tensor) -> tuple[dict[int, torch.Tensor], list[list[int]]]:
-        """The bytes for each place; and of each how many elements changed, WHOLE if all are sent, and the length."""
-        out: dict[int, torch.Tensor] = {}
-        counts = [[WHOLE, 0] for _ in self._place]
+    def _splits(self, messages: Iterable[Going | Coming], said: Sequence[Said]) -> list[int]:
+        splits = [0] * len(self._place)
+        for message, each in zip(messages, said):
+            splits[message.place] += each.size
+        return splits
+
+    def _compared(self, number: int, packed: torch.Tensor, sources: Locals) -> tuple[list[torch.Tensor], list[Said]]:
+        """The bytes of each message, of a letter that goes whole none; and what is said of each."""
+        out: list[torch.Tensor] = []
+        every: list[Said] = []
         made: dict[int, tuple[int, torch.Tensor] | None] = {}
         elements, of = self.changed
-        for message in self._goes[number]:
-            now, sent = packed[message.at : message.at + message.form.size], message.sent
+        goes = self._goes[number]
+        # Who has what was sent last gets changes; if nobody has it, it isn't compared.
+        asked = {id(message.sent) for message in goes if message.place in self._have}
+        for message in goes:
+            sent, letter = message.sent, message.letter
+            now = packed[message.at : message.at + message.form.size] if letter is None else packed[:0]
             if id(sent) not in made:
-                # Who has what was sent last gets changes; if nobody has it, it isn't compared.
-                some = any(other.sent is sent and other.place in self._have for other in self._goes[number])
-                made[id(sent)] = sent.changes(now) if some else None
+                bytes_ = now if letter is None else _bytes_of(letter, message.form, sources, packed.device)
+                made[id(sent)] = sent.changes(bytes_) if id(sent) in asked else None
                 if made[id(sent)] is None:
-                    sent.whole(now)
+                    sent.whole(bytes_)
             found = made[id(sent)]
             if found is None or message.place not in self._have:
-                count, bytes_ = WHOLE, now
+                count = WHOLE
                 elements += message.form.elements
             else:
-                count, bytes_ = found
+                count, now = found
                 elements += count
-            out[message.place], counts[message.place] = bytes_, [count, len(bytes_)]
+            out.append(now)
+            every.append(Said(count, len(now)))
             of += message.form.elements
         self.changed = elements, of
-        return out, counts
+        return out, every
 
-    def _say(self, number: int, counts: list[list[int]]) -> list[list[int]]:
-        """What the other ranks say of their messages to this one, by place."""
+    def _say(self, number: int, own: Sequence[Said]) -> list[Said]:
+        """What the other ranks say of their messages to this one."""
+        comes = self._comes[number]
         if self.team.is_fake:
-            sizes = {message.place: message.form.size for message in self._comes[number]}
-            return [[WHOLE, sizes.get(place, 0)] for place in range(len(counts))]
-        given = torch.tensor(counts, device=self.team.device)
-        came = torch.empty_like(given)
-        self.team.call(dist.all_to_all_single)(came, given, group=self.team.group)
-        return came.tolist()  # type: ignore[no-any-return]
+            return [Said(WHOLE, message.form.size) for message in comes]
+        into, out = (
+            [len(Said._fields) * many for many in self._splits(messages, [Said(0, 1)] * len(messages))]
+            for messages in (comes, self._goes[number])
+        )
+        given = torch.tensor([*itertools.chain(*own)], dtype=torch.int64, device=self.team.device)
+        came = given.new_empty(sum(into))
+        self.team.call(dist.all_to_all_single)(came, given, into, out, group=self.team.group)
+        return [Said(*each) for each in came.view(-1, len(Said._fields)).tolist()]
 
     def _came(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:
-        self._landing = self._counts  # those of the next exchange are said before this one lands
+        self._landing = self._said  # those of the next exchange are said before this one lands
         return super()._came(number, running, sent)
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
-        messages, counts = self._comes[number], self._landing
-        if all(counts[message.place][0] == WHOLE for message in messages):
+        messages, every = self._comes[number], self._landing
+        if all(said.elements == WHOLE for said in every):
             super()._land(number, came, targets)
             return
         wires = self._wires or [None] * len(targets)
         at = 0
         with self._step(number, "unpack"):
-            for message in messages:
-                count, length = counts[message.place]
-                its = came[at : at + length]
-                if count == WHOLE:
+            for message, said in zip(messages, every):
+                its = came[at : at + said.size]
+                if said.elements != WHOLE:
+                    land(its, said.elements, message.form, message.places, targets, wires)
+                elif message.letter is None:
                     message.copies.land(targets, its)
-                else:
-                    land(its, count, message.form, message.places, targets, wires)
-                at += length
+                at += said.size
+
+
+def _whole(messages: Iterable[Going | Coming], said: Sequence[Said]) -> set[int]:
+    """The ids of the letters that go whole."""
+    return {id(message.letter) for message, each in zip(messages, said) if each.elements == WHOLE}
+
+
+def _in_message(message: Going | Coming) -> tuple[int, int]:
+    return message.place, -1 if message.letter is None else message.letter.tag
+
+
+def _bytes_of(letter: Letter, form: Form, sources: Locals, device: torch.device) -> torch.Tensor:
+    """The bytes of a large piece, with what fills them up: where they lie, if words can be read there."""
+    if letter.flat is not None:
+        flat = letter.flat.of(sources).view(torch.uint8)
+        if len(flat) == form.size and flat.storage_offset() % WORD == 0:
+            return flat
+    found = torch.empty(form.size, dtype=torch.uint8, device=device)
+    if letter.flat is not None:
+        found[: letter.size] = flat
+    elif letter.copies is not None:
+        letter.copies.pack(sources, found[: letter.size])
+    return found
 
 
 def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[Copies, list[Place]]:

@@ -1,9 +1,9 @@
 """A checkpoint of safetensors files as the source of a `Transfer`.
 
 The ranks that give the checkpoint are its readers. All of them read the headers, and each gets an equal share of the
-bytes, in the order of the files. A share is cut into rounds: in one round a reader fills a buffer of half of the
-budget, and what is in it goes to the targets as pieces of any other source do. So each byte is read once, and no reader
-has more of the checkpoint in memory than a round.
+bytes, in the order of the files. A share is cut into rounds. In a round, a reader fills a buffer of half of the budget,
+and sends what is in it to the targets, as pieces of any other source. So each byte is read once, and no reader has more
+of the checkpoint in memory than one round.
 
 Start reading at `Contents.shares` for who reads what, and at `Rounds.run` for a run; the files are in `tensor_files`.
 """
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 VECTORS = 512  # buffers of one preadv; Linux takes 1,024
-ROWS = 8  # of a round, at least, for cuts to be between rows
+ROWS = 8  # if at least so many rows fit into a round, tensors are cut between rows
 
 
 # --- Who reads what, as all ranks find it ---
 
 
 class Part(NamedTuple):
-    """Elements `first` to before `last` of a tensor, by its number; they lie one after the other in the file."""
+    """Consecutive elements of a tensor, from `first` to before `last`. `entry` is the tensor's number."""
 
     entry: int
     first: int
@@ -48,12 +48,12 @@ class Part(NamedTuple):
 
 
 class Contents:
-    """A checkpoint as all ranks know it.
+    """A checkpoint and its readers, as all ranks know them.
 
     Attributes:
         ranks: the readers, ascending.
-        entries: its tensors, in the order of their bytes.
-        numbers: by name of the target, the number of the tensor that goes there.
+        entries: the tensors, in the order of their bytes.
+        numbers: for each name of the target, the number of the tensor that goes there.
     """
 
     def __init__(self, data: Mapping[str, Any], ranks: Sequence[int]) -> None:
@@ -64,10 +64,13 @@ class Contents:
 
     @staticmethod
     def of(said: Mapping[int, Any]) -> Contents | None:
-        """What readers said, by rank; None if there are none.
+        """Compare what the readers said, and keep that of the first. None if there are no readers.
+
+        Args:
+            said: for each reader's rank, its `Files.as_data`.
 
         Raises:
-            ValueError: they see different files, or give different names; tells the file, and the tensor.
+            ValueError: readers see different files, or map names differently; names the file, and the tensor.
         """
         if not said:
             return None
@@ -80,10 +83,13 @@ class Contents:
         return Contents(said[first], [first, *others])
 
     def shares(self, names: Iterable[str], room: int) -> list[list[list[Part]]]:
-        """By place of the reader, and by round, what it reads for tensors with these names.
+        """Which parts each reader reads in each round, for the tensors with these names in the target.
 
-        Each reader gets as many bytes, one after the other in the order of the files, and of them as many in a round
-        as go into `room` bytes where each part begins aligned.
+        Readers get equal numbers of consecutive bytes, in the order of the files. A round takes as many of them as fit
+        into `room` bytes, each part aligned.
+
+        Returns:
+            A list by the reader's place in `ranks`, of lists by round.
         """
         numbers = sorted({self.numbers[name] for name in names})
         sizes = [self.entries[number].elements * self.entries[number].itemsize for number in numbers]
@@ -93,7 +99,7 @@ class Contents:
         begin = place = 0
         for number, size in zip(numbers, sizes):
             if not size:
-                parts[0].append(Part(number, 0, 0))  # nobody reads it, and its name is known
+                parts[0].append(Part(number, 0, 0))  # there is nothing to read, but its name must have a source
                 continue
             while edges[place + 1] <= begin:
                 place += 1
@@ -107,7 +113,8 @@ class Contents:
         return [self._rounds(some, room) for some in parts]
 
     def _cut(self, number: int, at: int, size: int, room: int) -> int:
-        """The element at which a tensor of so many bytes is cut that contains byte `at`: at the begin of a row."""
+        """The element at which a tensor of `size` bytes is cut, for a cut at its byte `at`: the begin of a row, if rows
+        are short."""
         entry = self.entries[number]
         if at <= 0:
             return 0
@@ -133,7 +140,7 @@ class Contents:
         return found
 
     def boxes(self, part: Part) -> list[Box]:
-        """A part as boxes of its tensor, in the order of its bytes."""
+        """Cut a part into boxes of its tensor, in the order of its bytes."""
         shape = self.entries[part.entry].shape
         whole = Box((0,) * len(shape), shape)
         return blocks(whole, part.first, part.last) if part.first < part.last else [whole]
@@ -148,14 +155,14 @@ class Contents:
 
 
 def _whole_rows(entry: Entry, element: int, room: int) -> int:
-    """The begin of the row of dim 0 that has an element; if several rows fit into a round, so that it is cut into fewer
-    boxes. Else the element."""
+    """Move a cut back to the begin of its row of dim 0, if several rows fit into a round. Then the parts are fewer
+    boxes: a part of a matrix that begins and ends inside of rows is three."""
     row = entry.elements // entry.shape[0] if entry.shape else 1
     return element // row * row if row * entry.itemsize * ROWS <= room else element
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The first thing in which two checkpoints differ, in words."""
+    """Say in which tensor or file two checkpoints differ first."""
     for name, row, another in _differing(one["tensors"], other["tensors"]):
         if row is None or another is None:
             file = one["files"][row[2]][0] if row is not None else other["files"][another[2]][0]
@@ -171,7 +178,8 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _differing(rows: Sequence[Any], others: Sequence[Any]) -> Iterator[tuple[str, Any, Any]]:
-    """By the name with which rows begin, those that differ: the rest of both, None where there is none."""
+    """Compare rows by the name with which they begin. Yields each name whose rows differ, with the rest of both rows;
+    None in place of a row that one side lacks."""
     one, other = ({name: rest for name, *rest in some} for some in (rows, others))
     for name in sorted({*one, *other}):
         if one.get(name) != other.get(name):
@@ -182,11 +190,11 @@ def _differing(rows: Sequence[Any], others: Sequence[Any]) -> Iterator[tuple[str
 
 
 class Local(NamedTuple):
-    """A box of a part, which is the local tensor of a piece.
+    """A box of a part: what this rank reads for one piece.
 
     Attributes:
-        begin: of its first element in the part.
-        shape: of the box.
+        begin: the position of the box's first element in the part.
+        shape: the shape of the box.
     """
 
     part: Part
@@ -195,12 +203,12 @@ class Local(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What is moved in one round of a plan.
+    """One round of a plan.
 
     Attributes:
-        places: of its tensors in the plan.
-        locals: by place in `places`, what this rank has of the source.
-        exchanges: how it is moved.
+        places: the places in the plan of the tensors that it moves.
+        locals: for each index of `places`, the box that this rank reads, if it reads one.
+        exchanges: how the tensors are moved.
     """
 
     places: list[int]
@@ -208,19 +216,19 @@ class Round(NamedTuple):
     exchanges: Exchanges
 
     def parts(self) -> list[Part]:
-        """What is read: what goes somewhere, in the order of the bytes."""
+        """The parts that this rank reads, in the order of their bytes: those that go to some target."""
         return sorted({local.part for place, local in self.locals.items() if place in self.exchanges.reads})
 
 
 class Rounds:
-    """The rounds of a plan, one after the other, with what a run asks of `Exchanges`.
+    """The rounds of a plan. A run uses it in place of one `Exchanges`, and it has the same interface.
 
     Args:
-        files: what this rank reads from; None if it reads nothing.
+        files: the files that this rank reads; None if it reads nothing.
 
     Attributes:
-        reads: none: what is read is no tensor of the program's.
-        written: as of `Exchanges`, by place in the plan.
+        reads: empty, since no tensor of the program is read.
+        written: the places in the plan whose targets have been written, as of `Exchanges`.
     """
 
     def __init__(self, rounds: Sequence[Round], contents: Contents, files: Files | None, device: torch.device) -> None:
@@ -234,7 +242,7 @@ class Rounds:
 
     @property
     def staging(self) -> int:
-        """The most bytes that buffers take at one time, those that are read into among them."""
+        """The most bytes that buffers take at one time, including those that files are read into."""
         return max([self._room(each.parts()) + each.exchanges.staging for each in self._rounds], default=0)
 
     def _size(self, part: Part) -> int:
@@ -252,8 +260,11 @@ class Rounds:
         watch: Watch | None = None,
         state: object = None,
     ) -> None:
-        """Read and move all rounds. Raises as `Exchanges.run`; what an earlier round wrote is torn, too. No view is
-        kept, since the sources lie elsewhere in each run."""
+        """Read and move all rounds, one after the other. Raises as `Exchanges.run`.
+
+        If a round fails after an earlier one has written targets, the error is `Torn`: the targets are a mixture. No
+        views are kept for the next run, since the sources lie in other buffers then.
+        """
         self.written = frozenset()
         for number, each in enumerate(self._rounds):
             text, written = f"round {number + 1} of {len(self._rounds)}", frozenset[int]()
@@ -276,7 +287,7 @@ class Rounds:
             sent()
 
     def _read(self, each: Round) -> list[torch.Tensor | None]:
-        """The round's sources of this rank, in a buffer that they share."""
+        """Read this rank's sources of a round into one buffer. Returns a view of it for each place, or None."""
         found: list[torch.Tensor | None] = [None] * len(each.places)
         parts = each.parts()
         if not parts or self._files is None:
@@ -304,7 +315,7 @@ class Rounds:
         return entry.begin + part.first * entry.itemsize
 
     def _stretches(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[Part]]]:
-        """Parts that follow one another in a file, and its number."""
+        """Group parts that follow one another in a file, for one read. Yields the file's number and the parts."""
         some: list[Part] = []
         for part, after in zip(parts, [*parts[1:], None]):
             some.append(part)
@@ -318,11 +329,10 @@ class Rounds:
                 some = []
 
     def _fill(self, number: int, parts: Sequence[tuple[Part, memoryview]]) -> None:
-        """Read parts that follow one another in a file into their places in memory, each of them aligned, however they
-        lie in the file.
+        """Read consecutive parts of a file into memory, each into its own aligned place.
 
         Raises:
-            RuntimeError: the file is shorter than it was, or was changed; names it, and the tensor.
+            RuntimeError: the file is shorter than it was, or has changed; names the file, and the tensor.
         """
         if self._files is None:
             raise AssertionError("only readers read")
@@ -333,7 +343,7 @@ class Rounds:
             descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 file.check(os.fstat(descriptor))
-                while views:
+                while views:  # a read may return less than was asked for, as at 2 GiB
                     count = os.preadv(descriptor, views, at)
                     at += count
                     part = parts[-len(views)][0]
@@ -343,17 +353,17 @@ class Rounds:
                         count -= len(views.pop(0))
                     if count:
                         views[0] = views[0][count:]
-                file.check(os.fstat(descriptor))  # written meanwhile
+                file.check(os.fstat(descriptor))  # again: somebody may have written it while we read
             finally:
                 os.close(descriptor)
         except (OSError, RuntimeError) as error:
             raise RuntimeError(f"reading {self._contents.entries[part.entry].name!r}: {error}") from error
 
     def forget(self) -> None:
-        """Keep no view."""
+        """Let go of kept views."""
         for each in self._rounds:
             each.exchanges.forget()
 
 
 def _nothing() -> None:
-    """What is called when an earlier round has read its sources: the program has none of them."""
+    """The callback `sent` of all rounds but the last: only after that one are all sources sent."""

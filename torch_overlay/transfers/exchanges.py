@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
     from ._planner.routes import Move
-    from ._planner.schedule import Messages, Schedule
+    from ._planner.schedule import Item, Messages, Schedule
     from .team import Team
     from .watch import Watch
 
@@ -339,7 +339,8 @@ def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run | 
 # touched before is several times as fast as new memory from the system.
 
 
-LARGE = Large(least=128 << 10, most=1 << 20)
+# On 8 gloo ranks shorter pieces gain nothing, and strided ones of 128 KB take twice as long as packed.
+LARGE = Large(least=1 << 20, most=1 << 20)
 IN_FLIGHT = 8  # messages
 TAGS = 1 << 20  # above those that a program that uses a mesh's group may have under way
 
@@ -354,18 +355,21 @@ class Letter(NamedTuple):
 
     Attributes:
         place: of the other rank in the group.
-        key: equal if the same elements of one tensor are sent.
+        item: what it carries; equal if the same elements of one tensor go to several ranks.
         flat: where its bytes lie, one after the other; None if they don't.
         copies: else where they lie.
     """
 
     place: int
     tag: int
-    size: int
-    itemsize: int
-    key: object
+    item: Item
     flat: Block | None
     copies: Copies | None
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.item.step
 
     @staticmethod
     def of(message: Direct, locals_: Locals, wires: Wires, place: int) -> Letter:
@@ -382,7 +386,7 @@ class Letter(NamedTuple):
                 loads.append(Load((tensor,), block, at, 0))
                 at += block.elements * itemsize
             copies = Copies(runs_of(loads, locals_, wires))
-        return Letter(place, TAGS + message.tag, message.size, itemsize, (tensor, box, first, last), flat, copies)
+        return Letter(place, TAGS + message.tag, message.item, flat, copies)
 
 
 class Mail:
@@ -397,8 +401,8 @@ class Mail:
         self._straight = [(letter, letter.flat) for letter in into if letter.flat is not None]
         self._through = [letter for letter in into if letter.flat is None]
         self.writes = bool(self._straight)
-        copied = {letter.key: letter for letter in out if letter.copies is not None}
-        self._copied = sorted(copied.values(), key=lambda letter: -letter.itemsize)  # so that each lies aligned
+        copied = {letter.item: letter for letter in out if letter.copies is not None}
+        self._copied = sorted(copied.values(), key=lambda letter: -letter.item.itemsize)  # so that each lies aligned
 
     def start(self, team: Team, buffers: Buffers, sources: Locals, targets: Locals) -> Callable[[], None]:
         """Begin with all of them, of tensors of whole numbers; returns what waits for their end."""
@@ -413,15 +417,15 @@ class Mail:
         sizes = [letter.size for letter in self._copied]
         buffer = buffers.take(sum(sizes))
         places = buffer.split(sizes)
-        copied = {letter.key: place for letter, place in zip(self._copied, places)}
-        copies = {letter.key: letter.copies for letter in self._copied}
+        copied = {letter.item: place for letter, place in zip(self._copied, places)}
+        copies = {letter.item: letter.copies for letter in self._copied}
         sent = []
         for letter in self._out:
             if letter.flat is not None:
                 data = letter.flat.of(sources).view(torch.uint8)
             else:
-                data = copied[letter.key]
-                if (copy := copies.pop(letter.key, None)) is not None:  # just before it is sent: others wait for it
+                data = copied[letter.item]
+                if (copy := copies.pop(letter.item, None)) is not None:  # just before it is sent: others wait for it
                     copy.pack(sources, data)
             sent.append(group.send([data], letter.place, letter.tag))
 
@@ -558,11 +562,9 @@ class Exchanges:
         count: how many there are, the same on every rank.
         reads: numbers of the tensors whose sources this rank sends or copies.
         written: numbers of those whose targets the last run wrote, or began to write.
-        packs_all: whether large pieces are packed with others, too.
         label: what errors and profiles say before the number of an exchange.
     """
 
-    packs_all = False
     label = ""
 
     def __init__(
@@ -575,7 +577,7 @@ class Exchanges:
     ) -> None:
         self.count, self.team = count, team
         self._buffers = Buffers(team.device) if buffers is None else buffers
-        large = None if self.packs_all else large_on(team)
+        self._large = large = large_on(team)
         self._place = {rank: place for place, rank in enumerate(team.ranks)}
         self.schedule = schedule = schedule.in_order(self._place)
         self._messages = [

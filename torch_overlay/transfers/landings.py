@@ -1,13 +1,13 @@
 """Landings: where a model's own loader puts each tensor of a checkpoint.
 
-The loader runs on tensors without memory (on meta). A `_Recorder` follows each of them through views and copies, and
-writes down what would be copied into the model; nothing of the model changes. A tensor that is only cut, turned, copied
-and cast lands in boxes whose place we know, whatever the loader's rules are. A tensor that the loader computes with has
-to come whole, and the loader gets it then.
+The loader runs on tensors without memory (on the meta device). A `_Recorder` follows each of them through views and
+copies, and records what would be copied into the model; the model doesn't change. A tensor that the loader only slices,
+transposes, copies and casts lands in boxes that we know then, whatever the loader's rules are: it is direct. A tensor
+that the loader computes with has to come whole, and is handed to the loader after each run.
 
-What is written down is proven in three ways, and a tensor that fails one of them comes whole. Each operation is a view,
-a copy or a constant fill that we know, else it is none of ours (`_Recorder`). The loader is asked twice and must do the
-same (`_ask`). No two tensors and no fill go to one place (`_conflicts`).
+A record is trusted only if three things hold; else the tensor comes whole. Each operation is a view, a copy or a fill
+with a constant that we know (`_Recorder`). The loader does the same when it is asked a second time (`_ask`). No two
+tensors, and no tensor and a fill, go to one place (`_conflicts`).
 
 Start reading at `find_landings`.
 """
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 
 _aten = torch.ops.aten
-# What numpy(), tolist(), a copy to memory and `param.data = weight` say of a tensor on meta.
+# Parts of the errors that numpy(), tolist(), a copy to real memory and `param.data = weight` raise for a meta tensor.
+# The loader asked for values then, which says nothing against the tensor's name.
 _NO_VALUES = "meta device", "unallocated storage", "meta tensor; no data", "have incompatible tensor type"
 _COPIES = (_aten._to_copy.default, _aten.clone.default)
 _FILLS = (_aten.fill_.Scalar, _aten.zero_.default)
@@ -43,7 +44,7 @@ OTHERWISE = "its loader does otherwise when it is asked again"
 
 
 class Meta(NamedTuple):
-    """A tensor of a checkpoint."""
+    """Name, type and shape of a tensor of a checkpoint."""
 
     name: str
     dtype: torch.dtype
@@ -60,7 +61,7 @@ class Meta(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """Memory of the model that the loader sets to one value, as the rows that pad a vocabulary."""
+    """Memory of the model that the loader sets to a constant, such as rows that pad a vocabulary."""
 
     view: torch.Tensor
     value: Any
@@ -70,11 +71,12 @@ class Landings:
     """Where a loader puts tensors, as `torch_overlay.landings` found it.
 
     Attributes:
-        direct: by name, the pieces of the tensor that this rank wants. Each lies in the model's own memory.
-        whole: by name, why the loader has to get the tensor itself.
-        skipped: names that the loader takes and puts nowhere on this rank: experts of other ranks, a tied head.
-        untouched: by the name of a parameter or a persistent buffer, how many of its elements no tensor reaches.
-        fills: memory that the loader sets to a constant; `load_whole` does, too.
+        direct: for each direct tensor, by name, its pieces on this rank. Each is a view of the model's own memory.
+        whole: for each tensor that has to come whole, by name, the reason.
+        skipped: names that the loader accepts and puts nowhere on this rank: experts of other ranks, a tied head.
+        untouched: for each parameter or persistent buffer that isn't written completely, how many of its elements no
+            tensor reaches. They would keep old values without an error.
+        fills: memory that the loader sets to a constant, as `load_whole` does, too.
     """
 
     def __init__(
@@ -91,11 +93,10 @@ class Landings:
         self._whole_storages: set[int] = set()
 
     def target(self) -> dict[str, Any]:
-        """The tree of tensors for a `Transfer`: by name, the pieces of what is direct, and an empty tensor of its shape
-        and type for what comes whole. Names that are skipped aren't in it, so such a Transfer is made with
-        ``strict=False``.
+        """The target of a `Transfer`: pieces for each direct tensor, and an empty tensor for each that comes whole.
 
-        The empty tensors lie on the device of the model's first parameter, and stay until these landings go.
+        Skipped names aren't in it, so make the Transfer with ``strict=False``. The empty tensors are allocated once, on
+        the device of the model's first parameter, and live as long as this object.
         """
         if self.whole.keys() != self._buffers.keys():
             device = self._memory.device
@@ -103,11 +104,12 @@ class Landings:
         return {**self._buffers, **self.direct}
 
     def load_whole(self) -> None:
-        """Hand what came whole to the loader, all of it in one call, and set what the loader fills. Call it after each
-        `Transfer.run` into `target()`.
+        """Write the loader's constants, and hand the tensors that came whole to the loader, in one call.
+
+        Call it after each `Transfer.run` into `target()`.
 
         Raises:
-            RuntimeError: `target()` was not called before, so nothing can have come.
+            RuntimeError: `target()` wasn't called before, so nothing can have arrived.
         """
         if self.whole.keys() != self._buffers.keys():
             raise RuntimeError("Nothing came whole yet: give target() to a Transfer, run it, and then call load_whole.")
@@ -118,8 +120,10 @@ class Landings:
                 self._load([*self._buffers.items()])
 
     def stale(self) -> str | None:
-        """Why these landings don't hold any more; None if they do. Compares what they were recorded from: the model's
-        names, shapes and types, the memory that is written directly, and `depends_on`. `again` records anew.
+        """Why these landings don't hold any more, in words; None if they do. Then `again` asks the loader anew.
+
+        Compares the model's names, shapes and types, the addresses of the memory that is written directly, and
+        `depends_on`.
 
         >>> import torch, torch_overlay
         >>> model, order = torch.nn.Linear(2, 2, bias=False), [0, 1]
@@ -139,15 +143,15 @@ class Landings:
         return self._memory.change(self._model, direct | {storage_of(view) for view, _ in self.fills})
 
     def again(self) -> Landings:
-        """Ask the same loader for the same tensors anew. What `target()` gave before is of no use then."""
+        """Ask the same loader for the same tensors again. From then on use the `target()` of the result, not that of
+        this object."""
         return find_landings(self._load, self._model, self._tensors, self._depends_on)
 
     def as_data(self) -> dict[str, Any]:
-        """The same as JSON has it, for who plans elsewhere: by name, for each box where it begins (`start`) and how
-        long it is (`shape`), which `parameter` it goes to, at which element (`offset`) and with which `strides`.
+        """The landings as JSON-compatible data, for programs that plan transfers themselves.
 
-        Offsets and strides count elements of the parameter's memory, from its first one; a stride for each dim of the
-        box.
+        For each box of a direct tensor: its `start` and `shape` in the tensor, the `parameter` that it goes to, and
+        `offset` and `strides` (one for each dim of the box) there, in elements from the parameter's first.
         """
         places = self._memory.places
         direct = {
@@ -168,12 +172,12 @@ class Landings:
 
     @property
     def tensors(self) -> tuple[Meta, ...]:
-        """What was asked for, in its order."""
+        """The tensors that the loader was asked for, in the order given."""
         return self._tensors
 
     @property
     def whole_storages(self) -> set[int]:
-        """The storages of the model (`storages`) that what comes whole goes to, or may go to."""
+        """The storages of the model (see `storages`) that tensors which come whole are written to, or may be."""
         return self._whole_storages
 
     def nbytes(self, kind: str) -> int:
@@ -225,12 +229,14 @@ def find_landings(
     unreliable: Mapping[int, str] | None = None,
     when_refused: Callable[[str], object] | None = None,
 ) -> Landings:
-    """`torch_overlay.landings`, with what a door knows of its server beside it.
+    """`torch_overlay.landings`, with two more arguments for integrations that know their server.
 
     Args:
-        unreliable: storages of the model (`storages`) that no tensor may be written into directly, and why.
-        when_refused: is told, instead of an error, that the loader refuses tensors also together with all others. All
-            come whole then: a layer that was laid out anew after loading refuses what its loader takes in a reload.
+        unreliable: storages of the model (see `storages`) that no tensor may be written into directly, each with the
+            reason.
+        when_refused: called with the reason if the loader refuses tensors, instead of raising an error. All tensors
+            come whole then. For a model with layers that were laid out anew after loading: they refuse now what their
+            loader takes during a reload.
     """
     metas = metas_of(tensors)
     sharded = [name for name, param in model.named_parameters() if isinstance(param, DTensor)]
@@ -254,7 +260,9 @@ def find_landings(
         _settle(records, memory, set(unreliable or ()), unreliable or {})
         _rehearse(load, memory, metas, records)
         if _NOBODY not in records or records[_NOBODY].why is None:
-            break  # else a fill lies where something comes whole, and only one by one it is known whose it is
+            break
+        # A fill lies in memory of a module of which something comes whole. Asked for one tensor at a time, the loader
+        # shows which tensor the fill belongs to.
     found = Landings(load, model, metas, depends_on, memory)
     for meta in metas:
         record = records[meta.name]
@@ -271,7 +279,7 @@ def find_landings(
 
 
 def all_whole(load: Load, model: torch.nn.Module, tensors: Any, why: str) -> Landings:
-    """Landings of which all come whole, without asking the loader."""
+    """Landings in which every tensor comes whole. The loader isn't asked."""
     memory, metas = _Memory(model), metas_of(tensors)
     found = Landings(load, model, metas, None, memory)
     found.whole, found._whole_storages = {meta.name: why for meta in metas}, memory.storages
@@ -279,14 +287,14 @@ def all_whole(load: Load, model: torch.nn.Module, tensors: Any, why: str) -> Lan
 
 
 class _Record:
-    """What the loader does with one tensor.
+    """What the loader was seen to do with one tensor.
 
     Attributes:
-        pieces: where its boxes begin, and the views of the model that they go to.
-        fills: what the loader sets to a constant meanwhile.
-        why: why it comes whole; None if it doesn't.
-        written: storages of the model that are written in a way that isn't known.
-        error: with which the loader refused it.
+        pieces: for each box, where it begins in the tensor, and the view of the model that it goes to.
+        fills: the constants that the loader writes meanwhile.
+        why: the reason why it comes whole; None if it is direct.
+        written: storages of the model that are written in a way that we don't know.
+        error: the error with which the loader refused it.
     """
 
     def __init__(self) -> None:
@@ -297,7 +305,7 @@ class _Record:
         self.error: Exception | None = None
 
     def comes_whole(self, why: str) -> None:
-        """Say why it comes whole; the first reason stays."""
+        """Mark it as one that comes whole. The first reason is kept, as it is the cause of later ones."""
         if self.why is None:
             self.why = why
 
@@ -311,7 +319,8 @@ class _Record:
         )
 
     def does_as(self, other: _Record) -> bool:
-        """Whether the loader did the same with it another time. Fills are nobody's where all tensors come at once."""
+        """True if the loader did the same with it the other time. Fills aren't compared: when all tensors come in one
+        call, no tensor is known to be their cause."""
 
         def said(record: _Record) -> Any:
             pieces = [(start, _extent(view), view.dtype) for start, view in record.pieces]
@@ -330,17 +339,19 @@ class _Asked(NamedTuple):
     refused: str | None
 
 
-_NOBODY = "\0nobody"  # stands for a tensor where none was seen to take part, as in a fill between two of them
+# The name under which an operation is recorded in which no tensor takes part, such as a fill between two copies.
+_NOBODY = "\0nobody"
 
 
 def _ask(load: Load, memory: _Memory, metas: Sequence[Meta], apart: bool) -> _Asked:
-    """Ask a loader for all tensors in one call, twice; if it refuses or does what can't be told apart, one by one.
+    """Ask a loader for all tensors in one call, twice. If it refuses, or does things that can't be assigned to one
+    tensor, ask for one tensor at a time.
+
+    A tensor that is refused alone is recorded from the call with all others: loaders that count what they got refuse
+    each tensor alone, and some models refuse a tied head without its embedding.
 
     Args:
-        apart: one by one at once.
-
-    A tensor that is refused alone is taken with all others: loaders that count what came refuse each of their tensors
-    alone, and those of some models refuse a tied head without its embedding.
+        apart: skip the call with all tensors, and ask for one at a time.
     """
     together = _Run(load, memory, metas)
     if together.is_clear and not apart:
@@ -350,7 +361,7 @@ def _ask(load: Load, memory: _Memory, metas: Sequence[Meta], apart: bool) -> _As
     needs_values = {name for name, run in alone.items() if run.error is not None and run.needs_values}
     refused = [name for name, run in alone.items() if run.error is not None and not run.needs_values]
     for name in [*needs_values, *refused]:
-        # Nobody knows what else of the model it would have changed.
+        # The loader stopped half way, so what else it would have written is unknown.
         records[name].written |= memory.storages
     if not refused:
         return _Asked(records, None)
@@ -360,13 +371,18 @@ def _ask(load: Load, memory: _Memory, metas: Sequence[Meta], apart: bool) -> _As
     if needs_values:
         rest = _Run(load, memory, [meta for meta in metas if meta.name not in needs_values])
         if rest.error is None or together.needs_values:
-            return _Asked(records, None)  # taken, or nobody can tell without values: all come whole
+            # The others are accepted without those that need values; or even the call with all of them asks for a
+            # value, so that nothing on meta can tell. In both cases those that were refused come whole.
+            return _Asked(records, None)
     return _Asked(records, _refusal(load, memory, metas, refused, needs_values, together.error))
 
 
 def _take_together(records: dict[str, _Record], refused: Sequence[str], together: _Run) -> None:
-    """Take tensors that are refused alone as they were seen with all others. What nobody was seen to do there, and none
-    of the others does alone, is taken to be theirs, who come whole then."""
+    """Record tensors that are refused alone as they were seen in the call with all others.
+
+    Writes of that call in which no tensor took part, and which no other tensor causes when it is alone, may be due to
+    these tensors. If there are any, these tensors come whole.
+    """
     others = [record for name, record in records.items() if name not in refused]
     nobody = together.records[_NOBODY]
     written = nobody.written.difference(*[record.written for record in others])
@@ -380,7 +396,10 @@ def _take_together(records: dict[str, _Record], refused: Sequence[str], together
 
 
 def _confirmed(records: dict[str, _Record], again: _Run) -> dict[str, _Record]:
-    """Let all come whole that the loader does otherwise with in another run, and what lies where these go."""
+    """Mark as whole the tensors with which the loader does something else in a second run.
+
+    A loader may keep state: one that counts experts puts the same tensor elsewhere the next time.
+    """
     for name, record in records.items():
         other = again.records.get(name)
         if other is None or record.why is not None:
@@ -403,7 +422,8 @@ def _refusal(
     needs_values: Collection[str],
     error: Exception | None,
 ) -> str:
-    """Who it is of those that are refused alone: who is refused beside all that aren't, too."""
+    """Say which tensors the loader refuses: of those that it refuses alone, those that it also refuses together with
+    all that it accepts."""
     out = []
     for name in refused[:64] if len(refused) < len(metas) else ():
         others = {*refused, *needs_values} - {name}
@@ -415,8 +435,11 @@ def _refusal(
 
 
 def _rehearse(load: Load, memory: _Memory, metas: Sequence[Meta], records: dict[str, _Record]) -> None:
-    """Run the loader as `Landings.load_whole` will. What it then writes directly, and no one else expects, comes whole,
-    too; and all do if it refuses what comes whole without the others."""
+    """Run the loader as `Landings.load_whole` will, with the tensors that come whole and without the others.
+
+    If it then writes to memory of a direct tensor, that tensor comes whole, too, and so on. If it refuses, all tensors
+    come whole.
+    """
     while True:
         some = [meta for meta in metas if records[meta.name].why is not None]
         if not some or len(some) == len(metas):
@@ -438,12 +461,14 @@ def _count_whole(records: Mapping[str, _Record]) -> int:
 
 
 def _settle(records: dict[str, _Record], memory: _Memory, written: set[int], why: Mapping[int, str]) -> None:
-    """Let come whole what goes where something unknown is written, what shares a place with another, and what goes to a
-    module of which some memory is written by what comes whole; and so on, until nothing more does.
+    """Mark more tensors as whole, until the direct ones are independent of them.
+
+    A direct tensor must not share a storage with an unknown write or with a conflict (`_conflicts`), and must not go to
+    a module of which something comes whole: vLLM reloads whole modules, and would lose what was written directly.
 
     Args:
-        written: storages that are written in an unknown way; those of the records come to it.
-        why: for some of these, the reason to tell.
+        written: storages that are written in an unknown way. Those of tensors that come whole are added.
+        why: for some of these storages, the reason to give.
     """
     written |= _conflicts(records)
     reason = dict.fromkeys(written, SHARED) | dict(why)
@@ -462,8 +487,8 @@ def _settle(records: dict[str, _Record], memory: _Memory, written: set[int], why
 
 
 def _conflicts(records: Mapping[str, _Record]) -> set[int]:
-    """Storages of which some place belongs to two pieces, or to a piece and a fill: the loader says in which order.
-    Two fills of one value may meet."""
+    """Storages in which two pieces, or a piece and a fill, overlap. The loader's order of writing decides there, and a
+    run keeps no order. Two fills of one value may overlap."""
     found = set[int]()
     views: list[tuple[torch.Tensor, Any]] = []
     for record in records.values():
@@ -483,7 +508,7 @@ _PIECE = object()
 
 
 class _Extent(NamedTuple):
-    """Where a view lies in its storage, in bytes."""
+    """The bytes of a storage that a view spans: from `begin` to before `end`."""
 
     storage: int
     begin: int
@@ -500,12 +525,13 @@ def _extent(view: torch.Tensor) -> _Extent:
 
 
 def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two views have an element in common, or may have."""
+    """True if two views may have an element in common; False only if they surely have none."""
     first, second = _extent(one), _extent(other)
     if first.storage != second.storage or first.end <= second.begin or second.end <= first.begin:
         return False
     if one.element_size() != other.element_size() or one.stride() != other.stride():
-        return True
+        return True  # with other steps it takes more than a comparison of coordinates, so assume the worse
+    # With equal strides both are boxes of one grid: they are apart if they are apart along some dim.
     left = [one.storage_offset(), other.storage_offset()]
     for step, *lengths in sorted(zip(one.stride(), one.shape, other.shape), reverse=True):
         starts = [at // step if step else 0 for at in left]
@@ -516,13 +542,13 @@ def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Run:
-    """One call of the loader on tensors without memory; the model is put back as it was.
+    """One call of the loader on tensors without memory. The model is restored afterwards.
 
     Attributes:
-        records: by name. What no tensor was seen to take part in stands under `_NOBODY`, or under the one tensor's
-            name if it came `apart`.
-        error: with which it ended.
-        needs_values: whether it asked for the value of an element, which a meta tensor doesn't have.
+        records: by name. Operations without a tensor are under `_NOBODY`; if the loader got one tensor alone
+            (`apart`), under that tensor's name.
+        error: the error that the loader raised, or None.
+        needs_values: True if it asked for the value of an element, which a meta tensor doesn't have.
     """
 
     def __init__(self, load: Load, memory: _Memory, metas: Sequence[Meta], apart: bool = False) -> None:
@@ -534,7 +560,7 @@ class _Run:
             with recorder, torch.no_grad():
                 load(weights)
         except Exception as error:
-            self.error = error.with_traceback(None)  # whose frames hold the tensors
+            self.error = error.with_traceback(None)  # its frames hold the tensors, which `kept` would count as kept
             self.needs_values = recorder.needs_values or any(words in str(error) for words in _NO_VALUES)
             if apart:
                 self.records[nobody].comes_whole(f"{REFUSED} {type(error).__name__}: {error}")
@@ -547,9 +573,10 @@ class _Run:
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is known for each tensor by itself what the loader does with it.
+        """True if each write is known to belong to one tensor.
 
-        What nobody was seen to do may be known, too: constants that are set beside all that lands.
+        Fills without a tensor are fine, too, as long as they don't touch memory of a tensor that comes whole, or of a
+        piece.
         """
         nobody = self.records[_NOBODY] if _NOBODY in self.records else _Record()
         if self.error is not None or nobody.why is not None:
@@ -559,14 +586,16 @@ class _Run:
 
 
 class _Base(NamedTuple):
-    """What memory holds: a tensor of the checkpoint, or a box of it with dims in some order.
+    """What a storage holds during a run of the loader: a tensor of the checkpoint, or a copy of a box of it, with its
+    dims in any order.
 
     Attributes:
-        name: of the tensor.
-        shape, stride: of the memory; dense.
+        name: the tensor's name.
+        shape: the shape of the memory, which is dense.
+        stride: its strides.
         start: where the box begins in the tensor.
-        dims: of each dim of the memory, the tensor's dim; None for one of length 1 that the tensor doesn't have.
-        dtypes: the types that its values went through.
+        dims: for each dim of the memory, the tensor's dim; None for a dim of length 1 that the tensor doesn't have.
+        dtypes: the types that the values went through, in order.
     """
 
     name: str
@@ -577,11 +606,11 @@ class _Base(NamedTuple):
     dtypes: tuple[torch.dtype, ...]
 
     def box(self, view: torch.Tensor) -> tuple[tuple[int, ...], tuple[int | None, ...]] | None:
-        """Where in the tensor a view of this memory begins, and which dim of it each of the view's is; None if it is
-        no box.
+        """The box of the tensor that a view of this memory shows: where it begins, and for each dim of the view the dim
+        of the tensor. None if the view isn't a box.
 
-        A dense memory gives each element one address, so steps and offset say which elements a view shows: a dim of
-        the view with the step of a dim of the memory runs along this one.
+        In dense memory each element has one address. So the view's offset gives the start, and a dim of the view runs
+        along that dim of the memory which has the same stride.
         """
         order = sorted(range(len(self.shape)), key=lambda dim: self.stride[dim], reverse=True)
         begins, left = [0] * len(self.shape), view.storage_offset()
@@ -605,12 +634,12 @@ class _Base(NamedTuple):
 
 
 class _Recorder(TorchDispatchMode):
-    """Follows tensors through what a loader does with them. Writes to the model are noted and left out.
+    """Follows tensors through the operations of a loader. Writes to the model are recorded and not done.
 
     Attributes:
-        tensors: by name, on meta.
-        records: by name, and `nobody`.
-        needs_values: whether the value of an element was asked for.
+        tensors: the tensors on meta that the loader gets, by name.
+        records: what was seen, by name; under `nobody` what no tensor takes part in.
+        needs_values: True if the value of an element was asked for.
     """
 
     def __init__(self, metas: Sequence[Meta], storages: Collection[int], nobody: str) -> None:
@@ -634,7 +663,7 @@ class _Recorder(TorchDispatchMode):
         self._users.append((base.name, tensor, _users(tensor)))
 
     def kept(self) -> list[str]:
-        """Of which tensors the loader still has a view, or a view of a copy."""
+        """The names of tensors of which the loader still holds a view, or a view of a copy: it may write them later."""
         return [*dict.fromkeys([name for name, tensor, users in self._users if _users(tensor) > users])]
 
     def __torch_dispatch__(
@@ -666,8 +695,8 @@ class _Recorder(TorchDispatchMode):
             self.records[name].comes_whole(f"its loader calls {func}")
 
     def _computes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Collection[str]) -> Any:
-        """Run a function that writes nothing of the model. If it has a tensor of the checkpoint and isn't a view of it,
-        what it makes is computed from that one."""
+        """Run an operation that doesn't write to the model. If it takes a tensor of the checkpoint, its results are
+        views of that tensor, or else are marked as computed from it."""
         if names:
             args, kwargs = tree_map(_on_meta, (args, kwargs))
         try:
@@ -700,7 +729,7 @@ class _Recorder(TorchDispatchMode):
         written: Sequence[torch.Tensor],
         into_model: set[int],
     ) -> Any:
-        """A write that is no copy and no fill: into the model, of something computed, or over what came."""
+        """Record a write that is no plain copy and no fill: into the model, or to a tensor of the checkpoint."""
         if func is _aten._foreach_copy_.default and all(storage_of(source) in self._bases for source in args[1]):
             for target, source in zip(args[0], args[1]):
                 self._copied(target, source)
@@ -714,7 +743,7 @@ class _Recorder(TorchDispatchMode):
         return written[0]
 
     def _copy(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-        """A copy, of another type or on another device perhaps, stands for what it was made from."""
+        """Follow a copy, perhaps of another type or on another device, as the box of the tensor that it shows."""
         kwargs = {key: value for key, value in kwargs.items() if key in ("dtype", "memory_format")}
         made: torch.Tensor = _aten._to_copy.default(tensor, device=torch.device("meta"), **kwargs)
         base = self._bases.get(storage_of(tensor))
@@ -761,7 +790,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _is_plain(view: torch.Tensor, base: _Base) -> bool:
-    """Whether a view shows elements as they are: not conjugate, not negated, not the bits of another type."""
+    """True if a view shows the elements themselves: not conjugates, negatives, or their bits as another type."""
     return view.dtype == base.dtypes[-1] and not _is_turned(view)
 
 
@@ -770,14 +799,14 @@ def _is_turned(view: torch.Tensor) -> bool:
 
 
 def _on_meta(leaf: Any) -> Any:
-    """A tensor without memory in the place of one with it: operators refuse to mix the two."""
+    """A meta tensor in place of one with memory, since operators refuse to mix the two. Scalars may be mixed."""
     if not isinstance(leaf, torch.Tensor) or leaf.is_meta or not leaf.ndim:
         return leaf
     return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
 
 
 def _in_order(view: torch.Tensor, dims: Sequence[int | None], ndim: int) -> torch.Tensor:
-    """A view of the model with the dims of the checkpoint's tensor, in its order."""
+    """Transpose a view of the model so that its dims are those of the checkpoint's tensor, in that order."""
     for at in reversed([at for at, dim in enumerate(dims) if dim is None]):
         view = view.squeeze(at)
     places = [dim for dim in dims if dim is not None]
@@ -789,7 +818,7 @@ def _in_order(view: torch.Tensor, dims: Sequence[int | None], ndim: int) -> torc
 
 
 class _Slot(NamedTuple):
-    """One parameter or buffer of a module, and what it was."""
+    """A parameter or buffer of a module, as it was before the loader ran."""
 
     module: torch.nn.Module
     table: str
@@ -802,12 +831,12 @@ _TABLES = "_parameters", "_buffers"
 
 
 class _Memory:
-    """The memory of a model, as it was when this was made.
+    """The parameters and buffers of a model, as they were when this was made.
 
     Attributes:
-        storages: of its parameters and buffers.
-        places: by storage, the names of those that lie there, with what they were.
-        device: of its first parameter.
+        storages: their storages.
+        places: for each storage, the names and tensors of the parameters and buffers in it.
+        device: the device of the first parameter.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -824,11 +853,12 @@ class _Memory:
         self.device = next((slot.data.device for slot in self._slots), torch.device("cpu"))
 
     def siblings(self, storages: set[int]) -> set[int]:
-        """All storages of the modules that have one of these."""
+        """All storages of those modules that have at least one of these storages."""
         return set().union(*[own for own in self._modules.values() if own & storages])
 
     def restore(self) -> bool:
-        """Put back parameters and buffers that a loader replaced, or whose memory it did; whether there were any."""
+        """Restore parameters and buffers that a loader replaced or added, or whose memory it replaced. True if there
+        were any."""
         replaced = False
         for module, table, key, tensor, data in self._slots:
             its = getattr(module, table)
@@ -844,7 +874,8 @@ class _Memory:
         return replaced
 
     def change(self, model: torch.nn.Module, storages: Collection[int]) -> str | None:
-        """What of the model isn't as it was, in words: a name, a shape or a type, or, of these storages, an address."""
+        """What has changed in the model since, in words: a name, a shape or a type, or the address of one of these
+        storages. None if nothing has."""
         now = _names_and_shapes(model)
         if now != self._said:
             differ = [name for name in {**self._said, **now} if self._said.get(name) != now.get(name)]
@@ -880,8 +911,10 @@ def storages(module: torch.nn.Module, recurse: bool = True) -> set[int]:
 
 
 def _untouched(model: torch.nn.Module, memory: _Memory, records: Mapping[str, _Record]) -> dict[str, int]:
-    """By name, how many elements of a parameter or a persistent buffer nothing reaches. What comes whole is taken to
-    reach all of the memory that it writes."""
+    """For each parameter or persistent buffer that isn't written completely, how many of its elements nothing reaches.
+
+    A tensor that comes whole counts as writing all of each storage that it goes to.
+    """
     unknown = set[int]()
     reached: dict[int, list[torch.Tensor]] = {}
     for record in records.values():
@@ -933,7 +966,7 @@ def _current_state(depends_on: Any) -> Any:
 
 
 def _copied_state(depends_on: Any) -> Any:
-    """What landings depend on, as it is now: tensors and arrays are copied, so that a change in place is seen."""
+    """The present value of `depends_on`. Tensors, arrays and lists are copied, so that a change in place is noticed."""
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -979,5 +1012,5 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def _users(tensor: torch.Tensor) -> int:
-    """How many tensors have its memory, and a constant more."""
+    """How many tensors use its storage, plus a constant: only differences mean something."""
     return int(torch._C._storage_Use_Count(storage_of(tensor)))

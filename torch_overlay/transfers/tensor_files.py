@@ -1,8 +1,8 @@
-"""The safetensors files of a checkpoint: which there are, and what their headers say of the tensors in them.
+"""The safetensors files of a checkpoint: their names, and the tensors that their headers describe.
 
-A file is eight bytes with the length of its header, the header as JSON, and the bytes of the tensors, one after the
-other without gaps. All of that is checked here, since a reader believes it: `Checkpoint.read` raises before a byte of a
-tensor is read. Start there.
+A file is eight bytes with the length of its header, the header as JSON, and the bytes of the tensors without gaps. All
+of that is checked here, because later reads rely on it: `Checkpoint.read` raises before a byte of a tensor is read.
+Start there.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Entry(NamedTuple):
     """A tensor of a checkpoint.
 
     Attributes:
-        dtype: as torch calls it.
-        file: the number of its file.
-        begin: of its first byte in the file.
+        dtype: torch's name of its type, "bfloat16".
+        file: the number of its file, in order of the files' names.
+        begin: the position of its first byte in the file.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many it has."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
 
@@ -76,9 +76,9 @@ class File(NamedTuple):
     """A file as it was when its header was read.
 
     Attributes:
-        size: in bytes.
-        time: when it was last written, in nanoseconds; other ranks may see another one.
-        digest: of the header.
+        size: its bytes.
+        time: when it was last written, in nanoseconds. Not compared between ranks, whose disks may differ in it.
+        digest: a hash of the header.
     """
 
     name: str
@@ -88,20 +88,20 @@ class File(NamedTuple):
     digest: str
 
     def check(self, now: os.stat_result) -> None:
-        """RuntimeError if the file isn't as it was."""
+        """Raise RuntimeError if the size or the time of the file has changed."""
         if (now.st_size, now.st_mtime_ns) != (self.size, self.time):
             how = f"has {now.st_size} bytes and had {self.size}" if now.st_size != self.size else "was written again"
             raise RuntimeError(f"{self.path} {how} since its header was read. Make another checkpoint() of the folder")
 
 
 class Files(NamedTuple):
-    """What a rank has read of a checkpoint: its files in order of name, and their tensors in the order of the bytes."""
+    """The headers of a checkpoint: its files in order of their names, and the tensors in the order of their bytes."""
 
     files: list[File]
     entries: list[Entry]
 
     def changes(self) -> list[str]:
-        """Which files aren't as they were, in words."""
+        """For each file that has changed since its header was read, a sentence that says how."""
         found = []
         for file in self.files:
             try:
@@ -111,13 +111,13 @@ class Files(NamedTuple):
         return found
 
     def as_data(self, names_for: Callable[[str], Sequence[str]]) -> dict[str, Any]:
-        """What all ranks have to know of it, as JSON has it.
+        """The headers as JSON-compatible data, which all ranks get and compare.
 
         Args:
-            names_for: the names of the target that a tensor goes to.
+            names_for: returns, for the name of a tensor in the checkpoint, its names in the target.
 
         Raises:
-            ValueError: two tensors go to one name.
+            ValueError: two tensors get one name.
         """
         rows, seen = [], set[str]()
         for entry in self.entries:
@@ -141,10 +141,10 @@ class Checkpoint:
         return f"checkpoint({self.folder!r})"
 
     def read(self) -> Files:
-        """The headers, which are read again only if a file has changed.
+        """Read the headers; again only if a file has changed.
 
         Raises:
-            ValueError: the folder, the index or a file isn't what it has to be; names the file, and the tensor.
+            ValueError: the folder, the index or a file is missing or malformed; names the file, and the tensor.
         """
         if self._files is None or self._files.changes():
             self._files = None
@@ -171,7 +171,7 @@ def _read_folder(folder: str) -> Files:
 
 
 def _names(folder: str) -> tuple[list[str], dict[str, str]]:
-    """The names of a folder's files, and, if it has an index, the file of each tensor."""
+    """The names of a folder's files. If it has an index, also the file of each tensor; else an empty dict."""
     try:
         listed = os.listdir(folder)
     except OSError as error:
@@ -192,7 +192,8 @@ def _names(folder: str) -> tuple[list[str], dict[str, str]]:
     if not isinstance(index, dict) or not index:
         raise ValueError(f"{path} is no index of safetensors files: its weight_map names no tensor.")
     for key, name in index.items():
-        # By the name alone: in a cache of Hugging Face's the files are links to files elsewhere.
+        # Only the name is checked, and links aren't resolved: in Hugging Face's cache the files are links to files
+        # outside of the folder.
         if not isinstance(name, str) or os.path.isabs(name) or ".." in name.split("/"):
             raise ValueError(f"{path} says that {key!r} is in {name!r}, which isn't inside the folder.")
         if not os.path.isfile(os.path.join(folder, name)):
@@ -201,7 +202,7 @@ def _names(folder: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A dict of JSON; Python's own reader would keep the last of two values of one key."""
+    """Make a dict of a JSON object. Raises ValueError for a key that stands twice; Python would keep the last value."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -215,7 +216,11 @@ def _reason(error: Exception) -> str:
 
 
 def _read_file(folder: str, name: str, number: int) -> tuple[File, list[Entry]]:
-    """A file, and its tensors in the order of their bytes. Raises ValueError as `Checkpoint.read`."""
+    """Read the header of a file. Returns the file, and its tensors in the order of their bytes.
+
+    Raises:
+        ValueError: as `Checkpoint.read`.
+    """
     path = os.path.join(folder, name)
     try:
         with open(path, "rb") as stream:
@@ -233,6 +238,7 @@ def _read_file(folder: str, name: str, number: int) -> tuple[File, list[Entry]]:
         header.pop("__metadata__", None)
         begin = 8 + length
         entries = [_entry(key, row, number, begin) for key, row in header.items()]
+        # Empty tensors first where several begin at one byte: an empty one that came last would look like an overlap.
         entries.sort(key=lambda entry: (entry.begin, entry.elements))
         at = begin
         for entry in entries:
@@ -249,7 +255,11 @@ def _read_file(folder: str, name: str, number: int) -> tuple[File, list[Entry]]:
 
 
 def _entry(name: str, row: Any, file: int, begin: int) -> Entry:
-    """A tensor, from its row in the header of a file whose bytes begin at `begin`."""
+    """Make an `Entry` of a tensor's row in a header.
+
+    Args:
+        begin: the position in the file of the first byte after the header, from which offsets count.
+    """
     try:
         kind, shape, (first, last) = row["dtype"], row["shape"], row["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""vLLM's door: the weight transfer engine `torch_overlay`, for vLLM's workers and for trainers.
+"""The weight transfer engine `torch_overlay` for vLLM: `worker` for its workers, `trainer` for trainers.
 
 vLLM calls `register` in each of its processes, by the entry point `vllm.general_plugins`; a trainer calls it once.
-`worker` is the server's side, `trainer` the other one, and `source` says which weights a trainer sends.
+`source` says which weights a trainer sends.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import inspect
 import logging
 
 BACKEND = "torch_overlay"
-MOVED = "its landings have changed"  # a worker's word for: plan the transfer anew, and send again
+# A worker whose landings have changed refuses its run with these words. All ranks then plan anew, and send again.
+MOVED = "its landings have changed"
 logger = logging.getLogger("torch_overlay")
 
 _BASE = "vllm.distributed.weight_transfer.base"
-# The oldest vLLM that gives a worker's engine its model. In 0.24 the worker itself begins and ends vLLM's reload; since
-# 0.27 the engine does, and a trainer's engine has a base class and a factory. A trainer of ours needs neither.
+# The oldest vLLM that gives a worker's engine the model. In 0.24 the worker itself begins and ends vLLM's reload; since
+# 0.27 the engine does, and trainers' engines have a base class and a factory. A trainer of ours needs neither.
 OLDEST = "0.24"
 
 
 def register() -> None:
-    """Make the engine known to vLLM's factories, those that this vLLM has. Again does nothing.
+    """Register the engine with those factories that this vLLM has. A second call does nothing.
 
-    Never raises: vLLM calls plugins without a guard, in processes of people who never ask for this engine. Up to 0.24
-    it has no factory for trainers, and an ImportError here ended each of its processes. What is registered is imported
-    when somebody asks for it by name, and says then which vLLM it needs.
+    Never raises: vLLM calls plugins without a guard, also in processes of people who never ask for this engine. Up to
+    0.24 vLLM has no factory for trainers, and an ImportError here ended each of its processes. The engine itself is
+    imported when somebody asks for it by name; if this vLLM is too old, that error says which one is needed.
     """
     factories = _imported("vllm.distributed.weight_transfer.factory")[0]
     for factory, side, name in (
@@ -44,7 +45,7 @@ def register() -> None:
 
 
 def require_worker() -> None:
-    """ImportError if the vLLM that is installed can't have a worker's engine; says which one can."""
+    """Raise ImportError if the installed vLLM is too old for a worker's engine; the message says which is needed."""
     base, error = _imported(_BASE)
     engine = getattr(base, "WeightTransferEngine", None)
     if engine is None or "model" not in inspect.signature(engine.__init__).parameters:
@@ -52,12 +53,13 @@ def require_worker() -> None:
 
 
 def base_class(name: str) -> type:
-    """A base class of vLLM's, or object where this vLLM, or no vLLM, has it."""
+    """A base class of vLLM's; `object` if vLLM isn't installed, or is too old to have it."""
     found: type = getattr(_imported(_BASE)[0], name, object)
     return found
 
 
 def _need() -> str:
+    """Which vLLM a worker needs, and which is installed, as a part of a sentence."""
     need = f"a worker needs vLLM {OLDEST} or newer"
     try:
         return f"{need}, and {importlib.metadata.version('vllm')} is installed"
@@ -66,7 +68,7 @@ def _need() -> str:
 
 
 def _imported(name: str) -> tuple[object, ImportError | None]:
-    """A module of vLLM's; or None and why, if this vLLM doesn't have it."""
+    """(a module of vLLM's, None), or (None, the error) if this vLLM doesn't have it."""
     try:
         return importlib.import_module(name), None
     except ImportError as error:

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TrainerInfo(base_class("TrainerInitInfo")):  # type: ignore[misc]
-    """What a trainer's rank says of itself and of the others.
+    """How a rank of the trainer meets the other trainers and vLLM's workers.
 
     Attributes:
-        rank: of this trainer, from 0.
-        address: where all meet, "tcp://host:port": the first trainer listens there, and nowhere else.
-        trainers, workers: how many there are; workers of all data-parallel replicas together.
+        rank: this rank among the trainers, from 0.
+        address: "tcp://host:port" of the first trainer, which listens there and nowhere else.
+        trainers: how many ranks the trainer has.
+        workers: how many workers there are, of all data-parallel replicas together.
         timeout: seconds that they wait for one another.
         budget: bytes that buffers may take on a rank.
     """
@@ -55,34 +56,35 @@ class TrainerInfo(base_class("TrainerInitInfo")):  # type: ignore[misc]
 
 
 class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[misc]
-    """Sends each round's weights, each element once to each worker that lacks it.
+    """Sends the trainer's weights in each round: each element once to each worker that lacks it.
 
-    vLLM 0.27 and newer makes it by its `WeightTransferTrainerFactory`; with an older one, or without vLLM, call
-    `trainer_init` itself.
+    vLLM 0.27 and newer makes one by its `WeightTransferTrainerFactory`. With an older vLLM, or without, call
+    `trainer_init`.
     """
 
     init_info_cls = TrainerInfo
 
     def __init__(self, *, client: Any, source: Any, is_sender: bool, rank: int) -> None:
-        # Not by the base class, whose arguments differ from release to release.
+        # Doesn't call the base class's constructor, whose arguments differ from release to release.
         self.client, self.source, self.is_sender, self.rank = client, source, is_sender, rank
         self._place: Place | None = None
         self._transfer: torch_overlay.Transfer | None = None
         self._trainers, self._budget = 1, BUDGET
+        self._own_error: Exception | None = None  # of our source, in the last round in which it failed
 
     @classmethod
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> TrainerEngine:
-        """Meet the workers and plan; called on each trainer's rank.
+        """Meet the workers, and plan the transfer. Every rank of the trainer calls it.
 
         Args:
-            client: has `init_weight_transfer_engine`, `start_weight_update`, `update_weights` and
-                `finish_weight_update`, as vLLM's clients since 0.27. For a server of 0.24 its `start_weight_update`
-                passes ``is_checkpoint_format=False``. Only the sender, rank 0, calls it.
+            client: has the methods `init_weight_transfer_engine`, `start_weight_update`, `update_weights` and
+                `finish_weight_update`, as vLLM's clients since 0.27. Only the sender, rank 0, calls them. For a server
+                of vLLM 0.24 to 0.26, its `start_weight_update` passes ``is_checkpoint_format=False``.
             source: a `DTensorSource`, or a `WeightSource` of vLLM 0.33 that has `iter_local`.
 
         Raises:
-            ValueError: there is no source, or one of whole tensors only.
-            RuntimeError: somebody didn't come within the timeout; says who. Or what the workers raised.
+            ValueError: there is no source, or it has whole tensors only.
+            RuntimeError: a rank didn't come within the timeout; names it. Or the workers raised; the message is theirs.
         """
         if not hasattr(source, "tensors") and not (
             hasattr(source, "implements_iter_local") and source.implements_iter_local()
@@ -105,8 +107,9 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             engine._transfer = engine._planned()
 
         try:
-            failed, told = engine._beside(lambda: client.init_weight_transfer_engine(said), join)
-            engine._raise(failed, told)
+            # The call returns when the workers have met us, and they wait for us to meet: so both at once.
+            failed, told = engine._work_during(lambda: client.init_weight_transfer_engine(said), join)
+            engine._raise_first(failed, told)
         except BaseException:
             engine.shutdown()
             raise
@@ -116,33 +119,47 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         return torch_overlay.Transfer(self._weights(), None, group=self._place, budget=self._budget, strict=False)
 
     def send_weights(self) -> None:
-        """One round: the source's weights of now, into all workers. Called on each trainer's rank.
+        """Send the source's present weights to all workers: one round. Every rank of the trainer calls it.
 
         Raises:
-            ValueError: on all trainers and workers, before anything is sent: another trainer's source failed; says
-                whose and how. On the one that failed, its own error. The next round is as any.
-            RuntimeError: a rank didn't come within the timeout, or the engine was shut down. Or, on all trainers, the
-                servers failed to start the round, to load what came, or to finish; on the sender, its client's error.
+            ValueError: the source of another trainer's rank failed; names the rank and its error. Raised on all
+                trainers and workers before anything is sent; the rank that failed raises its own error. The next round
+                can go on as usual.
+            RuntimeError: a rank didn't come within the timeout, or the engine was shut down. Or the servers failed to
+                start the round, to load the weights, or to finish: raised on all trainers, on the sender as the
+                client's error.
         """
         if self._transfer is None:
             raise RuntimeError("The engine 'torch_overlay' was shut down.")
-        started = self._attempt(self.client.start_weight_update) if self.is_sender else None
-        self._tell(started, "start it at vLLM's servers", "Nothing was sent; see to the servers, and send again.")
-        failed, told = self._beside(lambda: self.client.update_weights({}), self._send)
-        if failed is not None:
-            self._raise(failed, told)  # on all trainers: none of them waits in what follows
+        started = self._error_of(self.client.start_weight_update) if self.is_sender else None
+        self._share_outcome(
+            started, "start it at vLLM's servers", "Nothing was sent; see to the servers, and send again."
+        )
+        failed, told = self._work_during(lambda: self.client.update_weights({}), self._send)
+        if isinstance(failed, ValueError) or (failed is not None and failed is self._own_error):
+            if self.is_sender and told is None:
+                self._error_of(self.client.finish_weight_update)  # vLLM refuses to begin a round within another one
+            # It says itself why nothing was sent. What a client raises is the same in the words of vLLM, or of HTTP.
+            raise failed from told
+        if failed is not None:  # on all trainers, so none waits in `_share_outcome` below
+            self._raise_first(failed, told)
         if told is None and self.is_sender:
-            told = self._attempt(self.client.finish_weight_update)
-        self._tell(told, "finish it at vLLM's servers", "The weights were sent; some servers may not have them all.")
+            told = self._error_of(self.client.finish_weight_update)
+        self._share_outcome(
+            told, "finish it at vLLM's servers", "The weights were sent; some servers may not have them all."
+        )
 
     def _send(self) -> None:
+        """Run the transfer with the present weights. If they can't be had, tell all ranks why in its place."""
         transfer: Any = self._transfer
         try:
+            # Anew in each round: FSDP may have replaced the local tensors since, and a source may be a function.
             transfer.bind(source=self._weights())
         except Exception as error:
+            self._own_error = error
             transfer.refuse(f"{type(error).__name__}: {error}")
             raise
-        except BaseException:  # interrupted
+        except BaseException:  # interrupted: the others hear of it when our connections close
             self.shutdown()
             raise
         try:
@@ -150,22 +167,32 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         except ValueError as error:
             if MOVED not in str(error):
                 raise
-            # Experts moved, say: all ranks plan anew, the trainers what they have, and go on with this round.
+            # Some worker's landings have changed, for instance since experts moved. All ranks plan anew, and go on
+            # with this round.
             transfer.close()
             self._transfer = self._planned()
             self._transfer.run()
 
     @staticmethod
-    def _attempt(call: Callable[[], object]) -> Exception | None:
+    def _error_of(call: Callable[[], object]) -> Exception | None:
+        """Call a function. Returns its exception, or None; interrupts pass."""
         try:
             call()
         except Exception as error:
             return error
         return None
 
-    def _tell(self, failed: Exception | None, what: str, then: str) -> None:
-        """Raise what the sender's servers raised; the other trainers hear of it. They would wait in the transfer, or in
-        the next round, for workers that nobody has called."""
+    def _share_outcome(self, failed: Exception | None, what: str, then: str) -> None:
+        """Tell all trainers whether the sender's call to the servers failed, and raise on all of them if it did.
+
+        Without that, the other trainers would wait in the transfer, or in the next round, for workers that nobody
+        called.
+
+        Args:
+            failed: the error of the sender's call. None if it succeeded, and on the other trainers.
+            what: what the servers were asked to do, for the message.
+            then: what follows from the failure, for the message.
+        """
         if self._trainers > 1:
             hint = "Each rank of the trainer calls send_weights in each round."
             meeting = self._place.meeting("A round of weights", range(self._trainers), hint)  # type: ignore[union-attr]
@@ -180,30 +207,33 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             raise failed
 
     def shutdown(self) -> None:
-        """Leave the workers. Again does nothing."""
+        """Leave the workers. A second call does nothing."""
         transfer, self._transfer = self._transfer, None
         place, self._place = self._place, None
         for each in (transfer, place):
             if each is not None:
                 each.close()
 
-    def _beside(
+    def _work_during(
         self, call: Callable[[], object], work: Callable[[], None]
     ) -> tuple[Exception | None, Exception | None]:
-        """Work while the workers do what the sender calls for; the errors of both."""
+        """Do `work` while the sender's `call` to the servers is under way. Returns the errors of `work` and of `call`.
+
+        The call is made on a thread, and the work here: the transfer's collectives belong to the trainer's main thread.
+        """
         if not self.is_sender:
-            return self._attempt(work), None
+            return self._error_of(work), None
         with ThreadPoolExecutor(1, "torch_overlay vllm") as pool:
             called: Future[object] = pool.submit(call)
-            failed = self._attempt(work)
+            failed = self._error_of(work)
             told = called.exception()
         if told is not None and not isinstance(told, Exception):
             raise told
         return failed, told
 
     @staticmethod
-    def _raise(failed: Exception | None, told: Exception | None) -> None:
-        """What the workers raise is the reason for what fails here."""
+    def _raise_first(failed: Exception | None, told: Exception | None) -> None:
+        """Raise the workers' error, if there is one, as it is the reason for ours."""
         if told is not None:
             raise told from failed
         if failed is not None:
@@ -217,7 +247,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         return {name: self._piece(metas[name], tensor) for name, tensor in self.source.iter_local()}
 
     def _piece(self, meta: Any, tensor: Any) -> Any:
-        """What this rank has of a tensor: its owners' mesh cuts it as torch.chunk does."""
+        """The box of a tensor that this rank holds. The mesh of its owners cuts it as torch.chunk does."""
         start = (0,) * len(meta.shape)
         if meta.placements is not None:
             dims = [getattr(placement, "dim", None) for placement in meta.placements]  # vLLM's Replicate has none

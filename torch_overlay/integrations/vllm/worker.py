@@ -1,4 +1,4 @@
-"""The worker's side: tensors of a checkpoint go straight into the boxes of the model where its loader puts them."""
+"""The worker's side: a trainer's tensors are written straight into the model, where its own loader would put them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from torch_overlay.transfers.meeting import refuse_transfer
 
 from . import MOVED, require_worker
 
-require_worker()  # before vLLM's names, of which an older one has only some
+# Before the imports below: an older vLLM has only some of these names, and the error would say no more than that.
+require_worker()
 
 from vllm.distributed.weight_transfer.base import (  # noqa: E402
     WeightTransferEngine,
@@ -35,12 +36,13 @@ logger = logging.getLogger("vllm.torch_overlay")  # vLLM shows what goes to logg
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """What a worker has to know; the trainer's engine sends it.
+    """What the trainer's engine tells each worker.
 
     Attributes:
-        address: where all meet, "tcp://host:port" of the first trainer. The key, if there is one, is in each process's
-            environment (TORCH_OVERLAY_MEET_KEY), and never sent.
-        trainers, workers: how many there are; workers are numbered after the trainers.
+        address: "tcp://host:port" of the first trainer, where all meet. A key isn't sent: each process has it in its
+            environment (TORCH_OVERLAY_MEET_KEY).
+        trainers: how many ranks the trainer has. In the place they come before the workers.
+        workers: how many workers there are.
         timeout: seconds that they wait for one another.
         budget: bytes that buffers may take on a rank.
         params: name, type and shape of each tensor of the checkpoint.
@@ -55,7 +57,7 @@ class InitInfo(WeightTransferInitInfo):
 
     @property
     def metas(self) -> list[Meta]:
-        """Raises ValueError for a type that torch doesn't have."""
+        """The tensors that the trainer will send. Raises ValueError for a type that torch doesn't have."""
         found = []
         for name, dtype, shape in self.params:
             if not isinstance(getattr(torch, dtype, None), torch.dtype):
@@ -66,15 +68,15 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """Of one round: nothing; all tensors come."""
+    """What the trainer says of one round: nothing, since each round sends all tensors."""
 
 
 class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Receives each round's weights in place.
+    """Receives each round's weights into the model.
 
-    What the loader only cuts is written where it belongs, each worker getting its own part. What it calculates with,
-    and all of a model that is quantized or has layers whose weights vLLM lays out anew after loading, comes whole and
-    goes through `load_weights`, within vLLM's reload of the modules that it goes to.
+    A tensor that the model's loader only slices is written in place, and each worker gets its own part of it. Other
+    tensors come whole and go through `load_weights`, within vLLM's reload of their modules: those that the loader
+    computes with, those of layers whose weights vLLM lays out anew after loading, and all of a quantized model.
     """
 
     init_info_cls = InitInfo
@@ -83,7 +85,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def __init__(self, config: Any, *about: Any) -> None:
         super().__init__(config, *about)
-        self._is_old = len(about) == 2  # to 0.26: (parallel_config, model), and the worker begins and ends reloads
+        # Up to 0.26 the arguments are (parallel_config, model), and the worker begins and ends reloads. Such an engine
+        # has no device and no model config, which later ones get from the base class.
+        self._is_old = len(about) == 2
         if self._is_old:
             first = next(self.model.parameters())
             self.device, self.model_config = first.device, types.SimpleNamespace(dtype=first.dtype)
@@ -94,7 +98,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._budget = 0
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Meet the trainers and plan; called once on each worker, while the trainers' engines are made."""
+        """Meet the trainers, and plan. vLLM calls it once on each worker, while the trainers are in `trainer_init`."""
         if self._transfer is not None:
             raise RuntimeError("The engine 'torch_overlay' is initialized already; shut it down before.")
         try:
@@ -104,16 +108,18 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise
 
     def _join(self, init_info: InitInfo) -> None:
+        """Ask the loader, meet the trainers and the other workers, and plan. A problem here is told to all of them."""
         problem: Exception | None = None
         try:
             self._metas, self._budget = init_info.metas, init_info.budget
-            self._record()
+            self._ask_loader()
         except Exception as error:
             problem = error
         size = init_info.trainers + init_info.workers
         rank = init_info.trainers + worker_number(self.parallel_config)
         try:
-            # With a problem, too: the trainers and the other workers would wait for this one for the whole timeout.
+            # Meet even if there is a problem: else trainers and other workers would wait for us for the whole timeout,
+            # and not learn why.
             self._place = torch_overlay.meet(init_info.address, rank=rank, world_size=size, timeout=init_info.timeout)
             if problem is not None:
                 refuse_transfer(self._place, str(problem))
@@ -122,15 +128,16 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 raise problem
         self._plan()
 
-    def _record(self) -> None:
-        """Ask the loader where the trainer's tensors land."""
+    def _ask_loader(self) -> None:
+        """Ask the model's loader where it puts the trainer's tensors."""
         self._check_experts_stay()
         self._check_scales()
         with torch.device(self.device):
             self._found = self._landings()
-        self._say()
+        self._log_landings()
 
     def _plan(self) -> None:
+        """Make the transfer into the present landings. Collective over all trainers and workers."""
         target = self._found.target()  # type: ignore[union-attr]
         self._transfer = torch_overlay.Transfer(None, target, group=self._place, budget=self._budget, strict=False)
         unknown = self._transfer.left_out["source"]
@@ -138,8 +145,10 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             logger.warning("no worker takes %d of the trainer's tensors: %s", len(unknown), ", ".join(unknown[:5]))
 
     def _check_experts_stay(self) -> None:
-        """ValueError if vLLM moves experts between workers: its own loader goes by where they were at first, so that
-        weights would be written over other experts."""
+        """Raise ValueError if vLLM moves experts between workers (EPLB).
+
+        vLLM's own loader goes by where experts were at first, so weights would be written over other experts.
+        """
         if getattr(self.parallel_config, "enable_eplb", False):
             raise ValueError(
                 "The engine 'torch_overlay' needs experts that stay on their workers, and this server has enable_eplb, "
@@ -147,8 +156,10 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             )
 
     def _check_scales(self) -> None:
-        """ValueError if the server has an fp8 checkpoint and the trainer sends weights without scales: the loader would
-        cast them, and keep the scales of other weights."""
+        """Raise ValueError if the server has an fp8 checkpoint, and the trainer sends weights without scales.
+
+        The loader would cast such weights, and keep the scales of the former ones.
+        """
         config = getattr(getattr(self, "vllm_config", None), "quant_config", None)
         if not getattr(config, "is_checkpoint_fp8_serialized", False):
             return
@@ -164,6 +175,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             )
 
     def _landings(self) -> Landings:
+        """Where the loader puts the tensors, with what vLLM may lay out anew marked as unreliable."""
         if getattr(self.model_config, "quantization", None) is not None:
             return all_whole(self._load, self.model, self._metas, "the model is quantized")
         anew = {key for module in self.model.modules() if lays_out_anew(module) for key in storages(module)}
@@ -173,7 +185,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 unreliable[storage_of(tensor)] = f"it belongs to another device than {self.device}"
 
         def refused(why: str) -> None:
-            # Of a layer in another layout than its loader's nobody knows: vLLM's reload gives it the loader's again.
+            # If vLLM has laid out some layer anew, its loader may refuse tensors now that it takes during a reload,
+            # which restores the loader's layout first. Then this isn't an error before the round.
             if not anew:
                 raise ValueError(
                     f"The engine 'torch_overlay' needs a model whose load_weights takes all {len(self._metas)} tensors "
@@ -187,7 +200,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         )
 
     def _expert_maps(self) -> dict[str, list[int]]:
-        """By module, which of all experts lie at which place here. Elastic expert parallelism changes them."""
+        """For each module with experts, its map from experts to places on this worker. Elastic expert parallelism
+        changes these maps."""
         found = {}
         for name, module in self.model.named_modules():
             for key in ("expert_map", "_expert_map"):
@@ -200,7 +214,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         with _all_may_not_come():
             return self.model.load_weights(weights)
 
-    def _say(self) -> None:
+    def _log_landings(self) -> None:
+        """Log how much is direct, why the rest isn't, and which parameters nothing reaches."""
         found: Any = self._found
         direct, whole = found.nbytes("direct"), found.nbytes("whole")
         logger.log(
@@ -216,25 +231,32 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             logger.warning("nothing of the trainer's reaches %d parameters: %s", len(lost), ", ".join(lost[:5]))
 
     def start_weight_update(self) -> None:
-        """Nothing: vLLM's reloading begins when all weights have come."""
+        """Does nothing: vLLM's reload begins in `receive_weights`, when all weights have arrived."""
 
     def receive_weights(self, update_info: UpdateInfo, load_weights: Callable[..., object] | None = None) -> None:
-        """Take part in one run of the transfer, and let the loader have what comes whole.
+        """Take part in one run of the transfer, and hand whole tensors to the model's loader.
 
-        Raises as `Transfer.run` and the model's `load_weights` do. vLLM's reloading, in which the parameters of these
-        modules are on meta, begins after the transfer and ends with an error of the loader: the server keeps what it
-        had where a round is refused or fails.
+        A round that is refused on some rank, before anything is sent, is an error of all trainers, and is logged here.
+        Else raises what `Transfer.run` and the model's `load_weights` raise. If a round is refused or fails, the server
+        keeps the weights that it had: vLLM's reload, which moves parameters to meta, begins after the transfer, and is
+        ended also if the loader fails.
 
         Args:
-            load_weights: what vLLM up to 0.26 would load with.
+            load_weights: the function by which vLLM up to 0.26 would load. Not called.
         """
         if self._transfer is None or self._found is None:
             raise RuntimeError("The engine 'torch_overlay' isn't initialized: init_transfer_engine comes first.")
         if load_weights is not None and load_weights == self.model.load_weights:
             self._refuse_an_open_reload()
-        self._run()
+        try:
+            self._run()
+        except ValueError as error:
+            # vLLM's executor (0.32) stops at the first worker's error, and takes what the other workers answered for
+            # their answers to its next call. So an error that the trainers raise, too, isn't raised by all workers.
+            logger.error("A round of weights was refused, and the server keeps those that it has: %s", error)
+            return
         if not self._found.whole:
-            self._found.load_whole()  # sets what the loader fills
+            self._found.load_whole()  # writes the constants that the loader fills in, such as rows of padding
             return
         _reload("initialize")(scope := self._reloaded())
         try:
@@ -249,8 +271,11 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._finalize(scope)
 
     def _refuse_an_open_reload(self) -> None:
-        """vLLM up to 0.26 has the whole model on meta where an update began in the checkpoint's format, and leaves it
-        there if the update fails: put it back, and tell all."""
+        """Raise ValueError on all ranks if vLLM up to 0.26 has begun an update in the checkpoint's format.
+
+        Such an update has moved the whole model to meta, and vLLM leaves it there if the update fails. So put the model
+        back first.
+        """
         self._finalize(self.model)
         why = (
             "The engine 'torch_overlay' writes into the model itself: begin its updates with "
@@ -260,18 +285,20 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         raise ValueError(why)
 
     def _run(self) -> None:
-        """One run, into the model as it is now: recorded anew before, if it has changed."""
+        """One run of the transfer. If the landings don't hold any more, ask the loader again first."""
         transfer: Any = self._transfer
         why = self._found.stale()  # type: ignore[union-attr]
         if why is not None:
             logger.info("asking the loader again: %s", why)
             before = _boxes(self._found)
             try:
-                self._record()
+                self._ask_loader()
             except Exception as error:
-                transfer.refuse(f"{type(error).__name__}: {error}")
-                raise
+                why = f"{type(error).__name__}: {error}"
+                transfer.refuse(why)
+                raise ValueError(why) from error
             if _boxes(self._found) == before:
+                # Only memory moved. The boxes are the same, so the plan still holds.
                 transfer.bind(target=self._found.target())  # type: ignore[union-attr]
                 why = None
         try:
@@ -282,15 +309,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         except ValueError as error:
             if MOVED not in str(error):
                 raise
-        transfer.close()  # another worker's landings have changed, or these: all ranks plan anew, and go on
+        # The landings of some worker have changed, perhaps ours: all ranks plan anew, and go on with this round.
+        transfer.close()
         self._plan()
         self._transfer.run()  # type: ignore[union-attr]
 
     def _reloaded(self) -> Any:
-        """What vLLM's reload is to see of the model: the modules that something whole goes to.
+        """The part of the model that vLLM reloads: the modules to which something whole goes.
 
-        It sees all of a quantized model, and of one whose loader it can't be asked: torchao's loaders look at a switch
-        of the model that the reload sets.
+        Of a quantized model that is all of it: torchao's loaders look at a switch of the model that the reload sets.
         """
         found: Any = self._found
         if getattr(self.model_config, "quantization", None) is not None:
@@ -307,18 +334,18 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             _reload("finalize")(scope, self.model_config)
 
     def finish_weight_update(self) -> None:
-        """Nothing: vLLM's reloading ends with the update."""
+        """Does nothing: vLLM's reload ends in `receive_weights`."""
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
-        """What trainers of vLLM up to 0.29 call; this engine's sends by its `TrainerEngine`."""
+        """Trainers of vLLM up to 0.29 call this. It raises, and says how our trainers send."""
         raise NotImplementedError(
             "The engine 'torch_overlay' sends by torch_overlay.integrations.vllm.trainer.TrainerEngine: make one with "
             "trainer_init on each rank of the trainer, and call its send_weights."
         )
 
     def shutdown(self) -> None:
-        """Leave the trainers. Again does nothing."""
+        """Leave the trainers. A second call does nothing."""
         transfer, self._transfer = self._transfer, None
         place, self._place = self._place, None
         self._found = None
@@ -328,14 +355,16 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def worker_number(parallel: Any) -> int:
-    """Of this worker among those of all engines: data-parallel replicas one after the other."""
+    """The number of this worker among the workers of all data-parallel replicas."""
     return int(parallel.data_parallel_index * parallel.world_size + parallel.rank)
 
 
 def lays_out_anew(module: torch.nn.Module) -> bool:
-    """Whether vLLM may make something of a module's weights after it loaded them, in another layout or another place:
-    a method that isn't one of those that leave them as they are, or the module itself (attention with latent heads), or
-    its CPU platform, which packs linear weights."""
+    """True if vLLM may transform a module's weights after loading, into another layout or other memory.
+
+    Three things do so: a quantization method (any that isn't known to leave weights as they are), the module itself
+    (attention with latent heads), and the CPU platform, which packs linear weights.
+    """
     if hasattr(module, "cpu_linear"):
         return True
     method = getattr(module, "quant_method", None)
@@ -347,7 +376,7 @@ def lays_out_anew(module: torch.nn.Module) -> bool:
 
 
 def _boxes(found: Landings | None) -> Any:
-    """What a transfer was planned for: which boxes come, and what comes whole."""
+    """What a plan depends on: the boxes of each tensor, and which tensors come whole."""
     direct = {} if found is None else found.direct
     boxes = {
         name: [(piece.start, tuple(piece._local_tensor.shape), piece._local_tensor.dtype) for piece in pieces]
@@ -362,8 +391,10 @@ def _reload(what: str) -> Callable[..., None]:
 
 
 def _all_may_not_come() -> contextlib.AbstractContextManager[None]:
-    """vLLM 0.27 and newer checks after each load that a draft head is complete; it isn't where only some tensors come
-    whole."""
+    """Switch off the check of vLLM 0.27 and newer that a draft head is complete after each load.
+
+    It would fail here, where the loader gets only the tensors that come whole.
+    """
     try:
         module = importlib.import_module("vllm.model_executor.model_loader.mtp_validation")
     except ImportError:

