@@ -221,11 +221,9 @@ class Transfer:
         self.close()
 
     def __str__(self) -> str:
-        tensors = self._route.tensors
-        sources = {rank for tensor in tensors for rank in tensor.source.ranks}
-        targets = {rank for tensor in tensors for rank in tensor.target.ranks}
+        sources, targets = self._route.ends
         lines = [
-            f"{len(tensors)} tensors from {of_ranks(sorted(sources))} to {of_ranks(sorted(targets))}, "
+            f"{self._route.many} tensors from {of_ranks(sorted(sources))} to {of_ranks(sorted(targets))}, "
             f"budget {_amount(self.budget)}"
         ]
         if not self.traffic:

@@ -18,6 +18,7 @@ from mesh_ranks import WORLD, WORLD_TIMEOUT
 from on_device import BACKEND, DEVICE
 from rank_transfers import FLOATS, placed
 from rank_weights import any_bits, same
+from torch_overlay.transfers import route
 from torch_overlay.transfers.meeting import Meeting, Seal
 from transfer_twin import draw
 from width import NIGHTLY
@@ -55,6 +56,11 @@ class PlaceCases:
 
     def test_a_trainer_of_one_world_feeds_servers_of_another(self):
         """FSDP x TP in float32 to plain bfloat16 tensors, a fused one among them; a replica; a rank in none."""
+        self.check_a_trainer_feeds_servers()
+        with mock.patch.object(route, "LISTED", 0):  # and what goes by the store is signed
+            self.check_a_trainer_feeds_servers(key="key")
+
+    def check_a_trainer_feeds_servers(self, key=None):
         whole = {name: any_bits((8, 6), torch.float32, seed) for seed, name in enumerate(("q", "k", "head"))}
         with self.worlds(4, 3) as (world, _, address):
             source = target = None
@@ -69,7 +75,7 @@ class PlaceCases:
                 target |= {"head": torch.zeros(8, 6, dtype=torch.bfloat16), "same": torch.zeros(3)}
             if world is None:  # in no world: a file with the head alone
                 target = {"head": torch.zeros(8, 6)}
-            with self.meet(address, (self.rank + 3) % WORLD) as place:
+            with self.meet(address, (self.rank + 3) % WORLD, key=key) as place:
                 first, many = {0: (0, 4), 1: (4, 3), None: (7, 0)}[world]
                 self.assertEqual(place.numbers, {r: (first + r + 3) % WORLD for r in range(many)})
                 with self.assertRaisesRegex(ValueError, "'head' is bfloat16 .* on ranks .*, and float32 .* on rank 2"):

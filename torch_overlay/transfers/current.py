@@ -14,7 +14,7 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed.tensor._planner.regions import NotPlanned
-from .descriptions import Chunk, Meshes, Piece, Plain, by_sentence, layout_of, part_of, settled
+from .descriptions import Chunk, Meshes, Piece, Plain, by_sentence, layout_of, part_of, piece_text, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -168,7 +168,7 @@ class Current:
         self._side, self.name, self._tensor, self._layout, self._met = side, name, tensor, layout, place
         local = tensor._local_tensor
         self._spec, self._shape, self._dtype, self._device = tensor._spec, local.shape, local.dtype, local.device
-        self._piece = repr(tensor) if isinstance(tensor, Piece) else None
+        self._piece = tensor.place if isinstance(tensor, Piece) else None
         self.lies: object = None  # where its elements were at the last look: address, strides, offset
         self._storage = settled(local).untyped_storage()._cdata  # not the storage itself, which would keep its memory
         self._needed, self._overlaps = 0, False
@@ -177,7 +177,8 @@ class Current:
         """Why another tensor can't take this one's place, in words; None if it can."""
         changed = self._changed(other._tensor, other.local)
         if changed is None and other._piece != self._piece:
-            changed = f"is {other._piece or 'a whole'} and was {self._piece or 'a whole'}"
+            now, before = ("a whole" if each is None else piece_text(*each) for each in (other._piece, self._piece))
+            changed = f"is {now} and was {before}"
         return None if changed is None else f"has {self.name!r}, which {changed} when the Transfer was made"
 
     @property

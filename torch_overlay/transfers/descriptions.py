@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     Names = Callable[[str], Called] | Mapping[str, Called] | None  # from a path of the source to the target's
     Given: TypeAlias = "DTensor | Plain | Pieces"
 
+    from ._planner.pieces import Pieced
+
     Data = dict[str, Any]  # of text, numbers, lists and dicts, as JSON has them
     from collections.abc import Callable
 
@@ -156,7 +158,12 @@ class Piece(Plain):
         return self.shape, Box(self.start, tuple(self._local_tensor.shape))
 
     def __repr__(self) -> str:
-        return f"piece({tuple(self._local_tensor.shape)}, {self.shape}, {self.start})"
+        return piece_text(*self.place)
+
+
+def piece_text(shape: tuple[int, ...], box: Box) -> str:
+    """A box of a whole of this shape, as a call that makes it."""
+    return f"piece({box.length}, {shape}, {box.start})"
 
 
 class Chunk(Piece):
@@ -430,6 +437,7 @@ class Description(NamedTuple):
         budget, strict, keep, timeout, changes, relay: as it gave them; None if it takes no part, or gave no timeout.
         host: where it says that it is; None if it doesn't.
         checkpoint: its source, as `Files.as_data` has it, if that is a checkpoint.
+        unlisted: how many pieces it has, if it tells them to those who plan them and not to all.
     """
 
     source: dict[str, Layout]
@@ -445,6 +453,7 @@ class Description(NamedTuple):
     relay: bool | None = None
     host: str | None = None
     checkpoint: Data | None = None
+    unlisted: int = 0
 
 
 class Described(NamedTuple):
@@ -485,9 +494,28 @@ class Tensor(NamedTuple):
         return self.source.dtype != self.target.dtype
 
 
-def describe(source: Any, target: Any, names: Names, place: Place | None = None) -> Described:
+class Problem(NamedTuple):
+    """What is wrong with a tensor. Those of the first stage that has some are raised, in this order.
+
+    Attributes:
+        stage: 0: a side by itself; 1: its two sides; 2: what its source leaves out.
+        side: its number; the number of sides, of what replicas hold.
+    """
+
+    stage: int
+    side: int
+    name: str
+    text: str
+
+
+def describe(source: Any, target: Any, names: Names, place: Place | None = None, most: int | None = None) -> Described:
     """Both sides of a transfer on this rank. Any error becomes the rank's problem, so that all ranks hear of it at
-    once: the others would wait in the store until the timeout for a rank that raised."""
+    once: the others would wait in the store until the timeout for a rank that raised.
+
+    Args:
+        most: how many pieces it tells all ranks, at most. If it has more, it reads their values later, and only where
+            another rank has the same box.
+    """
     try:
         files = checkpoint = None
         if isinstance(source, Checkpoint):
@@ -513,8 +541,13 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None)
         targets = [part for name, own in sides[1].items() for part in _parts(name, own, layouts[1][name], meshes)]
         shared = Shared.of({}, dict(enumerate(targets)))
         problem = "; ".join(shared_targets(shared))
-        digests = {name: digests_of(own) for name, own in sides[0].items() if not isinstance(own, DTensor)}
-        said = Description(layouts[0], layouts[1], problem or None, digests, shared.tied, checkpoint=checkpoint)
+        many = sum([len(own.pieces) for side in sides for own in side.values() if isinstance(own, Pieces)])
+        unlisted = many if most is not None and many > most else 0
+        read = (Plain,) if unlisted else (Plain, Pieces)
+        digests = {name: digests_of(own) for name, own in sides[0].items() if isinstance(own, read)}
+        said = Description(
+            *(layouts[0], layouts[1], problem or None, digests, shared.tied), checkpoint=checkpoint, unlisted=unlisted
+        )
         return Described(said, sides, files=files)
     except (TypeError, ValueError, RuntimeError, NotPlanned) as error:  # torch's own, of what has no values, too
         return Described(Description({}, {}, str(error)), ({}, {}), error)
@@ -545,23 +578,28 @@ def shared_targets(shared: Shared) -> list[str]:
 
 
 def _layouts(tensors: Mapping[str, Given], meshes: Meshes) -> dict[str, Layout]:
+    known: dict[Any, Layout] = {}
     return {
-        name: layout_of(name, own, meshes) if isinstance(own, DTensor) else _of_plain(own)
+        name: layout_of(name, own, meshes) if isinstance(own, DTensor) else _of_plain(own, known)
         for name, own in tensors.items()
     }
 
 
-def _of_plain(own: Plain | Pieces) -> Layout:
-    """Over no ranks: those who give it become known when all have said what they have."""
-    first = own.pieces[0] if isinstance(own, Pieces) else own
-    local = first._local_tensor
-    layout = _whole(str(local.dtype).removeprefix("torch."), first.place[0], (), local.device.type)
-    if isinstance(own, Pieces):
-        return layout._replace(pieces=(tuple([piece.place[1] for piece in own.pieces]),))
-    return layout
+def _of_plain(own: Plain | Pieces, known: dict[Any, Layout]) -> Layout:
+    """Over no ranks: those who give it become known when all have said what they have. Tensors that lie alike, as many
+    thousand experts do, have one object."""
+    places = [each.place for each in (own.pieces if isinstance(own, Pieces) else (own,))]
+    local = (own.pieces[0] if isinstance(own, Pieces) else own)._local_tensor
+    boxes = tuple([box for _, box in places]) if isinstance(own, Pieces) else ()
+    key = places[0][0], boxes, local.dtype, local.device.type
+    if key not in known:
+        layout = whole_layout(str(local.dtype).removeprefix("torch."), places[0][0], (), local.device.type)
+        known[key] = layout._replace(pieces=(boxes,)) if boxes else layout
+    return known[key]
 
 
-def _whole(dtype: str, shape: tuple[int, ...], ranks: Sequence[int], device: str) -> Layout:
+def whole_layout(dtype: str, shape: tuple[int, ...], ranks: Sequence[int], device: str) -> Layout:
+    """How a tensor lies that each of these ranks has as a whole; of no ranks, until all have said that they have it."""
     sizes = (len(ranks),) if ranks else ()
     regions = regions_on((Replicate(),) * len(sizes), None, shape, sizes)
     return Layout(dtype, regions, tuple(ranks), device)
@@ -683,13 +721,12 @@ def agreed(
     Raises:
         ValueError: something doesn't fit; names the tensors.
     """
-    _stop(by_sentence({rank: [each.problem] for rank, each in sorted(said.items()) if each.problem is not None}))
-    _check_options(said)
+    check_ranks(said)
+    found: list[Problem] = []
+    every = alike(said)
+    sides = [one_side(every, side, found, gone) for side in SIDES]
+    stop([problem.text for problem in found + unlike(every, found)])
     problems: list[str] = []
-    alike = _alike(said)
-    sides = [_one_side(alike, side, problems, gone) for side in SIDES]
-    problems += unlike(alike)
-    _stop(problems)
     contents = contents_of(said)
     if contents is not None:
         sides[0] = _of_checkpoint(contents, sides, said)
@@ -698,9 +735,15 @@ def agreed(
     if not strict and not both:
         problems.append("they have no name in common")
     for name in both if not strict and both else sorted({*sides[0], *sides[1]}):
-        problems += _differences(name, *[side.get(name) for side in sides])
-    _stop(problems)
+        problems += differences(name, *[side.get(name) for side in sides])
+    stop(problems)
     return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
+
+
+def check_ranks(said: Mapping[int, Description]) -> None:
+    """ValueError, on all ranks, if some rank can't take part, or they don't give the same options."""
+    stop(by_sentence({rank: [each.problem] for rank, each in sorted(said.items()) if each.problem is not None}))
+    _check_options(said)
 
 
 def contents_of(said: Mapping[int, Description]) -> Contents | None:
@@ -726,7 +769,7 @@ def _of_checkpoint(
     for name, number in contents.numbers.items():
         entry, target = contents.entries[number], sides[1].get(name)
         device = "cpu" if target is None else target.device
-        found[name] = _whole(entry.dtype, entry.shape, contents.ranks, device)
+        found[name] = whole_layout(entry.dtype, entry.shape, contents.ranks, device)
     return found
 
 
@@ -744,7 +787,7 @@ def _check_options(said: Mapping[int, Description]) -> None:
             raise ValueError(f"All ranks of a Transfer give the same {option}=; got {given}.")
 
 
-def _alike(said: Mapping[int, Description]) -> list[tuple[Description, list[int]]]:
+def alike(said: Mapping[int, Description]) -> list[tuple[Description, list[int]]]:
     """Each description with the ranks that said it: on a mesh all say the same, and it is looked at once."""
     found: dict[int, tuple[Description, list[int]]] = {}
     for rank, description in sorted(said.items()):
@@ -752,26 +795,27 @@ def _alike(said: Mapping[int, Description]) -> list[tuple[Description, list[int]
     return [*found.values()]
 
 
-def unlike(alike: Sequence[tuple[Description, list[int]]]) -> list[str]:
-    """Plain sources, or pieces with one place, that differ."""
+def unlike(alike: Sequence[tuple[Description, list[int]]], known: Sequence[Problem] = ()) -> list[Problem]:
+    """Plain sources, or pieces with one place, that differ, but for tensors whose problems are known."""
     by_place: dict[tuple[str, Box], dict[str, list[int]]] = {}
     for description, ranks in alike:
         for name, found in (description.digests or {}).items():
             for box, seen in found:
                 by_place.setdefault((name, box), {}).setdefault(seen, []).extend(ranks)
-    problems = []
+    problems, wrong = [], {problem.name for problem in known}
     for (name, box), values in sorted(by_place.items()):
-        if len(values) == 1:
+        if len(values) == 1 or name in wrong:
             continue
         on = f"on {', another on '.join([of_ranks(sorted(ranks)) for ranks in values.values()])}"
         if any(description.source[name].pieces for description, _ in alike if name in description.source):
             at = f"has pieces of shape {box.length} that start at {box.start}"
-            problems.append(f"the source {name!r} {at}, with one value {on}")
+            text = f"the source {name!r} {at}, with one value {on}"
         else:
-            problems.append(
+            text = (
                 f"the source {name!r} is a plain tensor, and so a replica, and has one value {on}: give shards as "
                 "DTensors, or say with piece() what each one holds"
             )
+        problems.append(Problem(0, len(SIDES), name, text))
     return problems
 
 
@@ -805,31 +849,32 @@ def untied(
     return problems
 
 
-def _one_side(
-    alike: Sequence[tuple[Description, list[int]]], side: str, problems: list[str], gone: frozenset[int]
+def one_side(
+    alike: Sequence[tuple[Description, list[int]]], side: str, problems: list[Problem], gone: frozenset[int]
 ) -> dict[str, Layout]:
     """The layouts of one side; every rank of a mesh must have the tensor, and all must say the same of it."""
     found: dict[str, dict[Layout, list[int]]] = {}
     for description, ranks in alike:
         for name, layout in getattr(description, side).items():
             found.setdefault(name, {}).setdefault(layout, []).extend(ranks)
-    for name, by_layout in found.items():
+    for name, by_layout in sorted(found.items()):
         _join_pieces(by_layout)
         if len(by_layout) == 1 and not (plain := next(iter(by_layout))).ranks:
             ranks = sorted(by_layout.pop(plain))
-            by_layout[_whole(plain.dtype, tuple(plain.regions.shape), ranks, plain.device)] = ranks
+            by_layout[whole_layout(plain.dtype, tuple(plain.regions.shape), ranks, plain.device)] = ranks
         if len(by_layout) > 1:
             views: dict[str, list[int]] = {}
             for layout, ranks in by_layout.items():
                 views.setdefault(str(layout), []).extend(ranks)
             said = ", and ".join(f"{view} on {of_ranks(sorted(ranks))}" for view, ranks in views.items())
-            problems.append(f"the {side} {name!r} is {said}")
+            problems.append(Problem(0, SIDES.index(side), name, f"the {side} {name!r} is {said}"))
         known = {rank for ranks in by_layout.values() for rank in ranks}
         (layout, (rank, *_)), *_ = by_layout.items()
         missing = [other for other in layout.ranks if other not in known and other not in gone]
         if missing:
             lack = f"{of_ranks(missing)} {_do(missing)}n't have it"
-            problems.append(f"the {side} {name!r} of rank {rank} is {layout}, and {lack}")
+            text = f"the {side} {name!r} of rank {rank} is {layout}, and {lack}"
+            problems.append(Problem(0, SIDES.index(side), name, text))
     return {name: next(iter(by_layout)) for name, by_layout in found.items()}
 
 
@@ -860,10 +905,16 @@ def _do(ranks: Sequence[int]) -> str:
     return "does" if len(ranks) == 1 else "do"
 
 
-def _differences(name: str, source: Layout | None, target: Layout | None) -> Iterable[str]:
+def lacking(name: str, sides: Sequence[str]) -> str:
+    """That the first of these sides has a name alone."""
+    has, lacks = sides
+    return f"the {has} has {name!r}, and the {lacks} doesn't"
+
+
+def differences(name: str, source: Layout | None, target: Layout | None) -> Iterable[str]:
+    """Why the two sides of a tensor don't fit."""
     if source is None or target is None:
-        has, lacks = SIDES if target is None else SIDES[::-1]
-        return [f"the {has} has {name!r}, and the {lacks} doesn't"]
+        return [lacking(name, SIDES if target is None else SIDES[::-1])]
     if source.regions.shape != target.regions.shape:
         return [f"{name!r} has shape {source.regions.shape} in the source and {target.regions.shape} in the target"]
     if source.dtype != target.dtype and not CASTS.issuperset((source.dtype, target.dtype)):
@@ -878,25 +929,53 @@ def _differences(name: str, source: Layout | None, target: Layout | None) -> Ite
     return []
 
 
-def _stop(problems: list[str]) -> None:
+def stop(
+    problems: Sequence[str], count: int = 0, why: str = "The source and the target of a transfer don't fit"
+) -> None:
+    """ValueError if something is wrong.
+
+    Args:
+        problems: the first few at least.
+        count: how many there are, if these aren't all.
+    """
     if problems:
-        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        raise ValueError(f"The source and the target of a transfer don't fit: {'; '.join(problems[:SHOWN])}{more}.")
+        count = max(count, len(problems))
+        more = f"; and {count - SHOWN} more" if count > SHOWN else ""
+        raise ValueError(f"{why}: {'; '.join(problems[:SHOWN])}{more}.")
+
+
+def torn(tensor: Tensor, pieces: Pieced) -> str | None:
+    """What the pieces of a source leave out, in words."""
+    missing = pieces.missing() if tensor.source.pieces else None
+    if missing is None:
+        return None
+    return (
+        f"the pieces of {tensor.name!r}, of shape {tuple(tensor.source.regions.shape)}, leave out what starts at "
+        f"{missing.start} and has shape {missing.length}"
+    )
+
+
+TORN = "The source of a transfer isn't whole"
 
 
 def as_data(description: Description) -> Data:
-    """A description; each mesh once."""
+    """A description; each mesh once, and tensors that lie alike in one row: 128 experts differ in their names alone."""
     meshes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     sides = []
     for side in (description.source, description.target):
-        rows = {}
-        for name, (dtype, regions, ranks, device, pieces) in side.items():
+        names: dict[Layout, list[str]] = {}
+        for name, layout in side.items():
+            if not (layout.pieces and description.unlisted):
+                names.setdefault(layout, []).append(name)
+        rows: list[Any] = []
+        for (dtype, regions, ranks, device, pieces), alike in names.items():
             mesh = meshes.setdefault((ranks, regions.sizes), len(meshes))
-            rows[name] = [dtype, device, mesh, regions.shape, regions.orders, regions.partial, pieces]
+            rows.append([alike, dtype, device, mesh, regions.shape, regions.orders, regions.partial, pieces])
         sides.append(rows)
-    digests = description.digests or {}
+    # The boxes are those of the rows.
+    digests = {name: [seen for _, seen in found] for name, found in (description.digests or {}).items()}
     said: Data = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
-    said["checkpoint"] = description.checkpoint
+    said |= {"checkpoint": description.checkpoint, "unlisted": description.unlisted}
     said |= {name: getattr(description, name) for name in OPTIONS}
     return {**said, **dict(zip(SIDES, sides))}
 
@@ -904,13 +983,22 @@ def as_data(description: Description) -> Data:
 def from_data(data: Data) -> Description:
     """The description that was said."""
     meshes = [(tuple(ranks), tuple(sizes)) for ranks, sizes in data["meshes"]]
-    sides = [{name: _layout(row, meshes) for name, row in data[side].items()} for side in SIDES]
+    sides: list[dict[str, Layout]] = []
+    for side in SIDES:
+        sides.append({})
+        for names, *row in data[side]:
+            sides[-1].update(dict.fromkeys(names, _layout(row, meshes)))
     tied = [tuple(names) for names in data["tied"]]
+    digests = {name: [*zip(_places(sides[0][name]), found)] for name, found in data["digests"].items()}
     options = {name: data[name] for name in OPTIONS}
-    checkpoint = data["checkpoint"]
-    return Description(
-        sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, checkpoint=checkpoint, **options
-    )
+    options |= {name: data[name] for name in ("checkpoint", "unlisted")}
+    return Description(sides[0], sides[1], data["problem"], digests, tied, **options)
+
+
+def _places(layout: Layout) -> Sequence[Box]:
+    """The boxes that a rank has of what is no DTensor."""
+    shape = tuple(layout.regions.shape)
+    return layout.pieces[0] if layout.pieces else [Box((0,) * len(shape), shape)]
 
 
 def boxed(digests: Data) -> dict[str, list[tuple[Box, str]]]:

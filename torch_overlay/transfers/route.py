@@ -6,6 +6,7 @@ import atexit
 import itertools
 import logging
 import os
+from array import array
 from datetime import timedelta
 from functools import lru_cache
 from threading import Lock
@@ -40,23 +41,40 @@ from .current import (
 )
 from .descriptions import (
     SIDES,
+    TORN,
     Description,
     Pieces,
     agreed,
     all_from_data,
     as_data,
     boxed,
+    by_sentence,
+    check_ranks,
     contents_of,
     describe,
     digest,
     own_tensors,
     shared_targets,
+    stop,
+    torn,
     unlike,
     untied,
+    whole_layout,
 )
 from .exchanges import Buffers, Exchanges, Torn, Traffic, agreed_count
 from .hops import Hop, Relayed, end_of, hops_of, relays_of
 from .meeting import Place, in_world, living
+from .planner_ranks import (
+    LISTED,
+    Verdict,
+    agreed_beside,
+    ask_planners,
+    in_pieces,
+    is_among,
+    names_of_others,
+    numbers_of,
+    without_pieces,
+)
 from .team import Common, Team, is_made_by_all, new_group
 from .watch import CONNECT, Watch, end_threads
 
@@ -71,9 +89,10 @@ if TYPE_CHECKING:
     from ._planner.schedule import AnyMove
     from .checkpoint import Contents
     from .current import Job
-    from .descriptions import Given, Layout, Names, Tensor
+    from .descriptions import Described, Given, Layout, Names, Tensor
     from .exchanges import Locals
     from .meeting import Meeting
+    from .planner_ranks import Answers, Others
 
     Plan = tuple[Sequence[int], Exchanges | Rounds | Relayed]  # the numbers of the legs that are moved, and how
 
@@ -109,18 +128,26 @@ def legs_of(tensors: Sequence[Tensor], gone: frozenset[int], relays: Mapping[str
             legs.append(Leg(tensor, (0, 0), _move(tensor, known)))
             continue
         pieces = _in_pieces(tensor.source, tensor.target, gone, relay)
-        missing = pieces.missing() if tensor.source.pieces else None
-        if missing is not None:
-            problems.append(
-                f"the pieces of {tensor.name!r}, of shape {tuple(tensor.source.regions.shape)}, leave out what starts "
-                f"at {missing.start} and has shape {missing.length}"
-            )
+        problems.append(torn(tensor, pieces))
         members = tensor.source.ranks + tensor.target.ranks
-        for numbers in _numbers(tensor, pieces):
+        for numbers in numbers_of(tensor, pieces):
             legs.append(Leg(tensor, numbers, PieceMove(pieces, numbers, tensor.wire.itemsize, members)))
-    if problems:
-        raise ValueError(f"The source of a transfer isn't whole: {'; '.join(problems)}.")
+    stop([problem for problem in problems if problem is not None], why=TORN)
     return legs
+
+
+def legs_beside(
+    legs: Sequence[Leg], answers: Answers, pieces: Sequence[Mapping[str, Layout]], beside: Others, rank: int
+) -> list[Leg]:
+    """The legs of a rank that asked planners, in the order of all legs, of which it knows a part.
+
+    Args:
+        legs: those of tensors that no rank has in pieces.
+        pieces: by side, what this rank has in pieces.
+    """
+    ways = answers.moves(pieces, beside.layouts, rank)
+    found = [*legs, *[Leg(tensor, numbers, move) for tensor, some in ways for numbers, move in some]]
+    return sorted(found, key=lambda leg: (leg.tensor.name, leg.numbers))
 
 
 def legs_of_checkpoint(
@@ -158,7 +185,7 @@ def legs_of_checkpoint(
                 )
                 pieces = _in_pieces(source, tensor.target, frozenset(), relays.get(tensor.name))
                 members = source.ranks + tensor.target.ranks
-                for piece, target in _numbers(tensor._replace(source=source), pieces):
+                for piece, target in numbers_of(tensor._replace(source=source), pieces):
                     move = PieceMove(pieces, (piece, target), tensor.wire.itemsize, members)
                     local = None
                     if piece < len(own):
@@ -177,18 +204,6 @@ def _as_read(
         pieces = tuple([tuple(some) for some in by_reader.values()])
         found.append(tensor._replace(source=tensor.source._replace(ranks=tuple(by_reader), pieces=pieces)))
     return found
-
-
-def _numbers(tensor: Tensor, pieces: Pieced) -> list[tuple[int, int]]:
-    """Of the pieces between which something goes, or stays."""
-    if not (tensor.source.pieces and tensor.target.pieces):
-        return [*itertools.product(range(_most(tensor.source)), range(_most(tensor.target)))]
-    return sorted({(0, 0), *pieces.pairs(zip(tensor.target.ranks, tensor.target.pieces))})
-
-
-def _most(layout: Layout) -> int:
-    """How many pieces some rank has."""
-    return max(map(len, layout.pieces), default=1)
 
 
 # Equal tensors are planned once.
@@ -215,7 +230,9 @@ class Route:
     """See `Transfer`.
 
     Attributes:
-        tensors: what is moved, in order of name.
+        tensors: what is moved, in order of name. Where planners were asked, of those in pieces this rank's alone.
+        many: how many are moved.
+        ends: the ranks of the source, and those of the target.
         ranks: those of both sides.
         left_out: by side, the names that only this one has.
         version: what the sources said of the last run.
@@ -244,33 +261,39 @@ class Route:
         left = frozenset(living(gone, "gone", None if place is None else place.size))
         meeting = _meeting(group, left)
         meeting.timeout = timeout or meeting.timeout
-        own = describe(source, target, names, place)
-        descriptions = all_from_data(
-            meeting.say(
-                as_data(
-                    own.description._replace(
-                        budget=budget,
-                        strict=strict,
-                        keep=keep,
-                        timeout=None if timeout is None else timeout.total_seconds(),
-                        changes=changes,
-                        relay=relay,
-                        host=host,
-                    )
-                )
-            )
+        most = None if relay else most_listed(place, len(meeting.ranks))  # what is passed on is planned by all pieces
+        own = describe(source, target, names, place, most)
+        description = own.description._replace(
+            budget=budget,
+            strict=strict,
+            keep=keep,
+            timeout=None if timeout is None else timeout.total_seconds(),
+            changes=changes,
+            relay=relay,
+            host=host,
         )
+        descriptions = all_from_data(meeting.say(as_data(description)))
         try:
-            self.tensors, self.left_out = agreed(descriptions, left, strict)
+            check_ranks(descriptions)
+            self._contents, self._files = contents_of(descriptions), own.files
+            is_listed = not any(each.unlisted for each in descriptions.values())
+            if self._contents is not None and not is_listed:  # its readers plan by all pieces
+                listed = as_data(description._replace(unlisted=0))
+                descriptions, is_listed = all_from_data(_meeting(group, left).say(listed)), True
+            if is_listed:
+                self.tensors, self.left_out = agreed(descriptions, left, strict)
+                self._count(self.tensors, None)
         except ValueError as error:
             raise error from own.error
         budget = min(each.budget for each in descriptions.values() if each.budget is not None)  # that all can keep
         self._tied = {names for each in descriptions.values() for names in each.tied}
-        every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
-        self.ranks = sorted(every - left)
-        self._contents, self._files = contents_of(descriptions), own.files
         hosts = {rank: each.host for rank, each in descriptions.items() if each.host is not None}
-        if self._contents is None:
+        self._verdict: Verdict | None = None
+        self._keys = array("q")
+        relays: dict[str, Relay] = {}
+        if not is_listed:
+            self._ask_planners(meeting, lambda: _meeting(group, left), own, descriptions, left, strict)
+        elif self._contents is None:
             relays = relays_of(self.tensors, hosts) if relay else {}
             self.legs = legs_of(self.tensors, left, relays)
         else:
@@ -280,12 +303,13 @@ class Route:
                 self.tensors, self._contents, _room(budget), meeting.rank, hosts if relay else None
             )
         self._hops = hops_of([(leg.tensor, leg.numbers[1]) for leg in self.legs], relays)
+        self.ranks = sorted({*self.ends[0], *self.ends[1]} - left)
         self._moves, self._budget, self._gone = [leg.move for leg in self.legs], budget, left
         self._plans: dict[tuple[str, ...] | None, Plan] = {}  # by the names that are moved alone; None is all
         self.version: int | None = None
         self._sources: list[Current | None] = []
         self._targets: list[Current | None] = []
-        _check_nothing_is_lost(self.legs, left)
+        _check_nothing_is_lost(self.legs, left, self._verdict)
         self._team: Team | None = None
         self._running, self._is_closed = Lock(), False
         self._watch: Watch | None = None
@@ -299,13 +323,111 @@ class Route:
         self._wrote: dict[int, object] = {}  # by number, where targets lay when the last run wrote them
         self.sent_bytes, self.changed = 0, (0, 0)
         self._last_runs: dict[tuple[str, ...] | None, LastRun] = {}  # as for plans
-        if not self.tensors:
+        if not self.many:
             return
         self._sources, self._targets = map(self._current, SIDES, own.sides)
         if self._tied:
             self._check_tied(_meeting(group, left))
         _open.add(self)
         self._make(meeting)
+
+    def _ask_planners(
+        self,
+        meeting: Meeting,
+        meet: Callable[[], Meeting],
+        own: Described,
+        descriptions: Mapping[int, Description],
+        left: frozenset[int],
+        strict: bool,
+    ) -> None:
+        """Where there are too many pieces to tell all ranks: each tensor in pieces is planned by one of them, and the
+        others hear of their own part. Sets `tensors`, `left_out` and `legs`, of which a rank knows its own, and those
+        of meshes.
+
+        Args:
+            meet: gives the next meeting of all.
+
+        Raises:
+            ValueError: something doesn't fit; names the tensors. The same on all ranks.
+            RuntimeError: a rank left meanwhile; names it.
+        """
+        others = without_pieces(descriptions)
+        members = [rank for rank, each in sorted(descriptions.items()) if each.source or each.target or each.unlisted]
+        answers, said = None, dict[str, Any]()
+        if meeting.rank in members:
+            answers, said = self._ask_in_time(meeting, members, own, others, left, strict)
+        again = meet()
+        again.timeout = meeting.timeout
+        every = again.say(said)
+        stop(by_sentence({rank: [each["problem"]] for rank, each in sorted(every.items()) if each.get("problem")}))
+        self._verdict = verdict = Verdict.of(every.values(), names_of_others(others))
+        beside = agreed_beside(verdict, others, left, strict)
+        self.legs, self.left_out, self.tensors = legs_of(beside.tensors, left, {}), beside.left_out, beside.tensors
+        self._count(beside.tensors, verdict)
+        if answers is None:
+            return
+        pieces = [in_pieces(layouts) for layouts in (own.description.source, own.description.target)]
+        self.legs = legs_beside(self.legs, answers, pieces, beside, meeting.rank)
+        self.tensors = [*{leg.tensor.name: leg.tensor for leg in self.legs}.values()]
+        self._keys = answers.keys
+
+    def _count(self, tensors: Sequence[Tensor], verdict: Verdict | None) -> None:
+        """Set `many` and `ends`, of the tensors that each rank knows and of those that planners told of."""
+        self.many = len(tensors) + (0 if verdict is None else verdict.tensors)
+        self.ends = tuple([{rank for tensor in tensors for rank in getattr(tensor, side).ranks} for side in SIDES])
+        firsts = [(tensor.name, tensor.source.device) for tensor in tensors[:1]]
+        if verdict is not None:
+            self.ends = tuple([own | more for own, more in zip(self.ends, verdict.ranks)])
+            firsts += [] if verdict.first is None else [verdict.first]
+        self._kind = min(firsts)[1] if firsts else "cpu"
+
+    def _ask_in_time(
+        self,
+        meeting: Meeting,
+        members: Sequence[int],
+        own: Described,
+        others: Mapping[int, Description],
+        left: frozenset[int],
+        strict: bool,
+    ) -> tuple[Answers, dict[str, Any]]:
+        """Ask planners, in the group of words of these ranks. Raises as `_ask_planners`."""
+
+        def read(name: str, number: int) -> str:
+            given = own.sides[0][name]
+            if not isinstance(given, Pieces):
+                raise AssertionError("a planner asks for digests of pieces")
+            return digest(given.pieces[number]._local_tensor)
+
+        team = Team(None, members, meeting.rank, torch.device("cpu"))
+        if len(members) == 1:
+            return ask_planners(team, own.description, others, left, strict, read, lambda text, waits: None)
+        common, teams = self._common, [team]
+        store = dist.PrefixStore(f"{meeting.name}/pieces", common.store)
+        watch = Watch(
+            members,
+            meeting.rank,
+            store,
+            meeting.timeout,
+            meeting.keeper,
+            lambda: teams[-1].close_connections(),
+            lambda: common.count_failure(members),
+        )
+        try:
+            watch.enter("making the group of words", True)
+            name = f"{meeting.name}/words"
+            words, tag = common.words_of(members, store, lambda: self._new_words(members, name, meeting))
+            team = Team(words, members, meeting.rank, torch.device("cpu"))
+            teams.append(team)
+            team.use_words(words, tag)
+            team.wait_longer(meeting.timeout)
+            found = ask_planners(team, own.description, others, left, strict, read, watch.enter)
+        except Exception as error:
+            said = watch.settle(error, is_own=not watch.position.waits)
+            watch.close()
+            raise RuntimeError(f"A Transfer over {of_ranks(members)} can't be made: {said}") from error
+        watch.end()
+        watch.close()
+        return found
 
     def _check_tied(self, meeting: Meeting) -> None:
         """ValueError, on all ranks, if targets are one block of memory whose sources' values differ."""
@@ -381,7 +503,7 @@ class Route:
     def _new_team(self, meeting: Meeting) -> Team | None:
         place = self._place
         if place is not None:
-            team = place.team(self.ranks, self.tensors[0].source.device)
+            team = place.team(self.ranks, self._kind)
         else:
             group = new_group(self.ranks, meeting.ranks, max(meeting.timeout, CONNECT))
             team = None if group is None else Team.of(group, self._device)
@@ -389,14 +511,15 @@ class Route:
             return team
         if team.words is None and self._watch is not None and not is_made_by_all():
             own = dist.PrefixStore(f"{meeting.name}/watch", self._common.store)
-            team.use_words(*self._common.words_of(self.ranks, own, lambda: self._new_words(team, meeting)))
+            name = f"{team.name}/words"
+            team.use_words(*self._common.words_of(self.ranks, own, lambda: self._new_words(self.ranks, name, meeting)))
         team.wait_longer(meeting.timeout)
         return team
 
-    def _new_words(self, team: Team, meeting: Meeting) -> ProcessGroup | None:
+    def _new_words(self, ranks: Sequence[int], name: str, meeting: Meeting) -> ProcessGroup | None:
         if self._place is not None:
-            return self._place.new_group(self.ranks, "cpu", f"{team.name}/words")
-        return new_group(self.ranks, meeting.ranks, max(meeting.timeout, CONNECT), "gloo")
+            return self._place.new_group(ranks, "cpu", name)
+        return new_group(ranks, meeting.ranks, max(meeting.timeout, CONNECT), "gloo")
 
     @property
     def _common(self) -> Common:
@@ -468,7 +591,16 @@ class Route:
         return self._budget - (0 if self._contents is None else _room(self._budget))
 
     def flow(self) -> Flow:
-        """Who sends what to whom, of all ranks."""
+        """Who sends what to whom, of all ranks.
+
+        Raises:
+            ValueError: no rank knows it, since each heard of its own part from those who planned it.
+        """
+        if self._verdict is not None:
+            raise ValueError(
+                f"No rank knows what all ranks of a Transfer of more than {LISTED} pieces send to one another. Its "
+                "traffic says what each of them sends and gets in all."
+            )
         found = Flow.of(self._moves, self._budget, self._gone)
         for hop in self._hops:
             found += Flow.of(hop.moves, self._budget)
@@ -794,11 +926,14 @@ class Route:
         tied = {name for names in self._tied for name in names}
         own = self._digests(sources, lambda current: current.box is not None or current.name in tied)
         layouts = {tensor.name: tensor.source for tensor in self.tensors}
-        said = {rank: boxed(each) for rank, each in sorted(self._member.gather_data(own).items())}
+        # Others may not know of a tensor what it is in pieces.
+        all_say = self._member.gather_data([own, [name for name in own if layouts[name].pieces]])
+        said = {rank: boxed(each) for rank, (each, _) in sorted(all_say.items())}
+        layouts |= {name: _SOME_PIECES for _, names in all_say.values() for name in names}
         moved = {name for digests in said.values() for name in digests}  # as all ranks see it
         groups = [names for names in sorted(self._tied) if moved.issuperset(names)]
         differ = unlike([(Description(layouts, {}, None, digests), [rank]) for rank, digests in said.items()])
-        return differ + untied(groups, said)
+        return [problem.text for problem in differ] + untied(groups, said)
 
     def _digests(self, sources: Locals, is_asked: Callable[[Current], bool]) -> dict[str, list[tuple[Box, str]]]:
         """By name, each box of the sources of this rank that are asked for, with the digest of its values."""
@@ -854,7 +989,11 @@ class Route:
         places: dict[str, list[int]] = {}
         for number, leg in enumerate(self.legs):
             places.setdefault(leg.tensor.name, []).append(number)
-        unknown = [f"only names {name!r}, which this Transfer doesn't move" for name in only if name not in places]
+        unknown = [
+            f"only names {name!r}, which this Transfer doesn't move"
+            for name in only
+            if name not in places and not is_among(self._keys, name)
+        ]
         return [number for name in only for number in places.get(name, ())], unknown
 
     @property
@@ -866,7 +1005,7 @@ class Route:
     @property
     def _device(self) -> torch.device:
         """For what ranks tell one another, and for buffers: where this rank's tensors are, of the type that all say."""
-        kind = self.tensors[0].source.device
+        kind = self._kind
         own = [current.device for current in (*self._sources, *self._targets) if current is not None]
         return next((device for device in own if device.type == kind), torch.device(kind))
 
@@ -929,6 +1068,18 @@ def _sum(traffics: Sequence[Traffic]) -> Traffic:
     return {rank: tuple(map(sum, zip(*[each[rank] for each in traffics]))) for rank in traffics[0]}  # type: ignore[misc]
 
 
+# How a source lies of which another rank said that it is in pieces.
+_SOME_PIECES = whole_layout("uint8", (), (), "cpu")._replace(pieces=((),))
+
+
+def most_listed(place: Place | None, ranks: int) -> int | None:
+    """How many pieces a rank describes to all of so many; None if all of its own, since ranks ask planners by gloo, in
+    a group that they make by themselves."""
+    if _is_fake(place) or not dist.is_gloo_available() or (place is None and is_made_by_all()):
+        return None
+    return LISTED // ranks
+
+
 def _room(budget: int) -> int:
     """The bytes of a budget into which a checkpoint is read; buffers take the others."""
     return max(budget // 2, ALIGNED)
@@ -958,19 +1109,21 @@ def _meeting(group: ProcessGroup | Sequence[int] | Place | None, left: frozenset
     return meeting
 
 
-def _check_nothing_is_lost(legs: Sequence[Leg], gone: frozenset[int]) -> None:
+def _check_nothing_is_lost(legs: Sequence[Leg], gone: frozenset[int], verdict: Verdict | None) -> None:
     """ValueError, on all ranks: names the tensors of which ranks that are gone had what nobody else has."""
-    lost, wanted = {}, {}  # in order, each once
+    lost, wanted = (set[str](), set[str]()) if verdict is None else ({*verdict.lost}, {*verdict.wanted})
     for tensor, _, move, *_ in legs:
         if not gone.isdisjoint(tensor.source.ranks) and move.lost(gone):
-            lost[repr(tensor.name)] = True
+            lost.add(tensor.name)
         if not gone.isdisjoint(tensor.target.ranks):
-            wanted[repr(tensor.name)] = True
+            wanted.add(tensor.name)
     who = of_ranks(sorted(gone)).capitalize()
     if wanted:
-        raise ValueError(f"{who} left (gone=), and the targets {', '.join(wanted)} are there, too.")
+        names = ", ".join(map(repr, sorted(wanted)))
+        raise ValueError(f"{who} left (gone=), and the targets {names} are there, too.")
     if lost:
+        names = ", ".join(map(repr, sorted(lost)))
         raise ValueError(
-            f"{who} left (gone=), and nobody else has some parts of {', '.join(lost)}. "
+            f"{who} left (gone=), and nobody else has some parts of {names}. "
             "Load these from a checkpoint, and leave them out here."
         )

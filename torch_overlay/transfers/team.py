@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from inspect import unwrap
 from types import FunctionType
@@ -313,6 +313,31 @@ class Team:
         padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         rows = self._gather(padded).tolist()
         return {rank: json.loads(bytes(row[:size])) for rank, row, size in zip(self.ranks, rows, lengths)}
+
+    def swap(self, letters: Sequence[bytes]) -> list[bytes]:
+        """What each rank has for this one, in the order of `ranks`, as `letters` are what this one has for each.
+        Collective over ranks that have a group of words."""
+        group = self.words
+        if len(self.ranks) == 1 or group is None:
+            return [*letters]
+        place, size = group.rank(), group.size()
+        peers = [*range(place + 1, size), *range(place)]
+        sizes = torch.tensor([[len(letter), 0] for letter in letters], dtype=torch.int64, device="cpu")
+        self._send({n: sizes[n, :1] for n in peers}, {n: sizes[n, 1:] for n in peers})
+        came = {n: bytearray(many) for n, many in enumerate(sizes[:, 1].tolist()) if many}
+        going = {n: bytearray(letters[n]) for n in peers if letters[n]}
+        out, into = ({n: torch.frombuffer(each, dtype=torch.uint8) for n, each in way.items()} for way in (going, came))
+        self._send(out, into)
+        return [letters[place] if n == place else bytes(came.get(n, b"")) for n in range(size)]
+
+    def _send(self, going: Mapping[int, torch.Tensor], coming: Mapping[int, torch.Tensor]) -> None:
+        """Messages by the group of words, by place of the other rank in it."""
+        if self.words is None:
+            raise AssertionError("ranks that swap letters have a group of words")
+        begun = [self.words.recv([data], peer, self._tag) for peer, data in coming.items()]
+        begun += [self.words.send([data], peer, self._tag) for peer, data in going.items()]
+        for message in begun:
+            self.wait(message)
 
     def _gather(self, own: torch.Tensor) -> torch.Tensor:
         if len(self.ranks) == 1 or self.group is None:

@@ -372,5 +372,32 @@ class PieceMove(NamedTuple):
         return self.pieces.of(rank).get(self.numbers, Routes([], [], []))
 
 
+class PlannedMove:
+    """What one rank has to do with a `PieceMove` that another rank planned. Tensors that lie alike have one object, and
+    travel together."""
+
+    members: tuple[int, ...] = ()
+    __slots__ = ("_held", "_routes", "_wanted", "itemsize")
+
+    def __init__(self, held: Box | None, wanted: Box | None, routes: Routes, itemsize: int) -> None:
+        self._held, self._wanted, self._routes, self.itemsize = held, wanted, routes, itemsize
+
+    def held(self, rank: int) -> Box | None:
+        """What this rank has of the source."""
+        return self._held
+
+    def wanted(self, rank: int) -> Box | None:
+        """What it wants."""
+        return self._wanted
+
+    def lost(self, gone: frozenset[int]) -> bool:
+        """Whether some element is on ranks only that are gone: the planner has said so."""
+        return False
+
+    def routes(self, rank: int, weights: Weights) -> Routes:
+        """What it sends, gets and has already."""
+        return self._routes
+
+
 def _order(share: Share) -> tuple[tuple[int, ...], int]:
     return share.box.start, share.first

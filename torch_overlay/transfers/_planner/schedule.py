@@ -26,9 +26,9 @@ from .routes import Move, balance
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from .pieces import PieceMove
+    from .pieces import PieceMove, PlannedMove
 
-    AnyMove = Move | PieceMove
+    AnyMove = Move | PieceMove | PlannedMove
 
 
 ALIGNED = 16  # bytes: where a message begins; the widest element
