@@ -134,7 +134,8 @@ class Transfer:
 
     @property
     def sent_bytes(self) -> int:
-        """With `changes`: the bytes that this rank sent in the last run, of values and positions."""
+        """With `changes`: the bytes that this rank sent in the last run, of values and positions. Without it, 0: see
+        `traffic`."""
         return self._route.sent_bytes
 
     @property

@@ -51,7 +51,7 @@ def test_a_program_runs(page, tmp_path):
         "transfer.md": "rank 3 has the weights of step 2",
         "places.md": "server: step 2, w is 3",
         "changes.md": "run 2: 1,536 bytes, 256 of 655,360 elements",
-        "checkpoint.md": "rank 3 has its shards of 4 tensors",
+        "checkpoint.md": "rank 3 has its shards of 6 tensors",
         "parallel_dims.md": "norm 48.17",
         "hang.md": "rank 1: All 2 ranks must build the same mesh, and they differ",
         "start.md": "",

@@ -341,7 +341,8 @@ def _totals(axes: Axes, sent: list[int], got: list[int], numbered: bool) -> None
 
 
 def _rule(axes: Axes, size: int) -> None:
-    """Lines between the cells where they can be seen, and a frame."""
+    """Draw white lines between the cells of a matrix of `size` by `size`. Above 32 cells the lines would cover them:
+    draw a frame around the matrix instead."""
     axes.tick_params(length=0)
     if size <= 32:
         for ticks in (axes.set_xticks, axes.set_yticks):

@@ -25,7 +25,12 @@ Colored = tuple[int, int, str]  # from column, to column, style
 
 
 class Styled(str):
-    """A line of text with the style of the line and of parts of it, for terminals with colours."""
+    """A line of text with the style of the line and of parts of it, for terminals with colours.
+
+    Args:
+        style: a key of `STYLES`, or a style of rich itself. Not checked here.
+        parts: columns of the line with another style: from, up to but without, style.
+    """
 
     style: str
     parts: Sequence[Colored]

@@ -40,10 +40,14 @@ class Running:
     On a GPU it has a stream of its own, which begins after what the program has launched, and `wait` lets the
     program's stream go on after it.
 
+    The constructor starts the run on a thread of its own, and returns at once.
+
     Args:
-        ended: called by the thread in the end.
-        device: where the tensors are.
-        is_sent: whether the run reads copies, so that the sources may change from the beginning.
+        run: does the run. Called once, on that thread, with a function that it calls when it reads no source any
+            more. `wait` raises its error.
+        ended: called on that thread when the run has ended or failed.
+        device: of the tensors. On any but the CPU, the run waits for what the caller's stream has launched so far.
+        is_sent: True if the run reads copies, so that `sent` is true from the beginning.
     """
 
     def __init__(self, run: Job, ended: Callable[[], None], device: torch.device, is_sent: bool = False) -> None:
@@ -190,7 +194,8 @@ class Current:
 
     @property
     def counting(self) -> list[torch.Tensor]:
-        """The tensors whose version counters show that it was written: as for `versions`."""
+        """The tensors whose version counters a write through this tensor has to raise: the local tensor, and the tensor
+        that it is a part of. Tensors of inference mode have no counter and are left out."""
         every = (self._whole, self._tensor._local_tensor)
         return [each for each in every if each is not None and not each.is_inference()]
 

@@ -87,7 +87,8 @@ def mapped(function: Callable[[str, Any], Any], tree: Any, path: str = "") -> An
 
 
 def _like(tree: dict[Any, Any], made: dict[Any, Any]) -> Any:
-    """A copy of a dict of some other class, as an OrderedDict, with these values."""
+    """A copy of `tree`, a dict of a subclass such as OrderedDict, with the values of `made` under the same keys. Keeps
+    the class and what its `copy` keeps, as a defaultdict's factory."""
     found = tree.copy()
     for key, value in made.items():
         found[key] = value
@@ -959,7 +960,11 @@ TORN = "The source of a transfer isn't whole"
 
 
 def as_data(description: Description) -> Data:
-    """A description; each mesh once, and tensors that lie alike in one row: 128 experts differ in their names alone."""
+    """A description as values that JSON takes, for other ranks. `from_data` reads it back.
+
+    Each mesh stands once in a list, and tensors refer to it by its place there. Tensors that lie alike, as 128 experts
+    that differ in their names alone, share one row.
+    """
     meshes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     sides = []
     for side in (description.source, description.target):

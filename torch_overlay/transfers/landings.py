@@ -1007,7 +1007,8 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The storage of a tensor, as `storages` names it."""
+    """A number that identifies the storage of a tensor, equal for all its views. Another storage may get the same
+    number after this one is freed. `storages` returns these numbers."""
     return int(tensor.untyped_storage()._cdata)
 
 

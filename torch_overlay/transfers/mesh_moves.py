@@ -138,6 +138,7 @@ def _axes(changes: Iterable[Change]) -> tuple[int, ...]:
 
 
 def _is_at_hand(mesh: DeviceMesh, axes: tuple[int, ...]) -> bool:
+    """True if one process group of the mesh spans exactly these axes, which ascend. A single axis always has one."""
     return len(axes) < 2 or axes in joint_axes(mesh)
 
 

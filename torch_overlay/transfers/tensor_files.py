@@ -212,6 +212,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
+    """Why a file can't be read, for a message: "it has no 'shape'" for a KeyError, else the error's text, or the name
+    of its class if it has none."""
     return f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
 
 

@@ -376,7 +376,8 @@ class _Threads:
             thread.join(LISTEN)
 
     def forget(self) -> None:
-        """In a forked child, which has no threads, and no transfers that it could run."""
+        """Start with no threads and no watches. Called in a forked child: the parent's threads don't run there, and its
+        lock may be held by one of them."""
         self.__init__()  # type: ignore[misc]
 
     def _loop(self, look: Callable[[Watch], None], seconds: float, ended: threading.Event) -> None:

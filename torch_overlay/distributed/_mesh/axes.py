@@ -285,7 +285,9 @@ def mark_slice(view: DeviceMesh, mesh: DeviceMesh, names: Sequence[str]) -> Devi
 
 
 def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:
-    """Copy the tokens of all axes of several views to their concatenation."""
+    """Copy the private-group tokens of the axes of `parts` to `mesh`, which is their
+    concatenation, so that it uses the same private groups as they do. Overwrites the
+    tokens of `mesh`."""
     names_of_parts = [
         axis_names(part._mesh_dim_names, len(view_of(part).layout.axes))
         for part in parts

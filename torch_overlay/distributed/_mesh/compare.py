@@ -159,7 +159,9 @@ def who_builds(store: Any, ranks: Sequence[int]) -> dict[str | None, list[int]]:
 
 
 def _ranks_with_line(store: Any, ranks: Sequence[int]) -> list[int]:
-    """The ranks that left a line."""
+    """The ranks of `ranks` that wrote a line about their last mesh into the store, see
+    `_line_key`, in the order given. Waits for no rank: it reads no key that isn't
+    set."""
     if not ranks or store.check([_line_key(rank) for rank in ranks]):
         return [*ranks]
     if len(ranks) == 1:

@@ -315,9 +315,10 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._transfer.run()  # type: ignore[union-attr]
 
     def _reloaded(self) -> Any:
-        """The part of the model that vLLM reloads: the modules to which something whole goes.
+        """What vLLM's layerwise reload gets in place of a model: an object with `modules()`, which yields the modules
+        to which something whole goes.
 
-        Of a quantized model that is all of it: torchao's loaders look at a switch of the model that the reload sets.
+        Of a quantized model it is the model itself: torchao's loaders look at a switch of it that the reload sets.
         """
         found: Any = self._found
         if getattr(self.model_config, "quantization", None) is not None:

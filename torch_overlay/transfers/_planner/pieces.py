@@ -115,10 +115,11 @@ class Boxes:
 
 
 class Listed:
-    """Pieced that ranks list.
+    """One side of a tensor whose ranks each list the boxes that they hold. See `End`.
 
     Args:
-        given: by rank, its boxes in the tensor.
+        given: pairs of a rank and its boxes in the whole tensor, by the number of the piece. Boxes may overlap and may
+            be empty.
     """
 
     def __init__(self, given: Iterable[tuple[int, tuple[Box, ...]]]) -> None:
@@ -141,7 +142,10 @@ class Listed:
         return enumerate(self._held.get(rank, ()))
 
     def _disjoint(self) -> list[Cell]:
-        """Boxes that overlap are cut: what several have belongs to the first."""
+        """The cells of this side: boxes that don't overlap, and together cover all that is listed. Computed once.
+
+        Equal boxes are one cell, and all their ranks hold it. Where two different boxes overlap, the overlap goes to
+        the one that was listed first, and the other is cut around it."""
         if self._cells is None:
             holders: dict[Box, dict[int, Slot]] = {}
             for slot, box in self._slots:
@@ -196,7 +200,7 @@ class OnMesh:
         self._cells: dict[tuple[int, ...], Cell] = {}
 
     def memory(self, rank: int, number: int) -> Box | None:
-        """See `End`."""
+        """The box of a rank, if `number` is 0; None for any other piece, and for a rank outside of the mesh."""
         coordinate = self._side.ranks.coordinate(rank)
         return None if coordinate is None or number else self._side.box(coordinate)
 
@@ -331,7 +335,9 @@ class Pieced:
         return self._lines[cell]
 
     def _shares(self, cell: Cell) -> Iterator[tuple[Want, Slot, int, int]]:
-        """Of each part of a cell, who sends it from which element to before which other one."""
+        """Share a cell among its holders, about equally. Yields (part, holder, first, last): the holder sends the
+        elements from `first` to `last - 1` of a part that some target wants. A share ends at a multiple of
+        `grain_of(part)`, or where the part does. Needs a holder that isn't gone."""
         holders, parts, total = self._line(cell)
         ends = [total * (number + 1) // len(holders) for number in range(len(holders))]
         for part in parts:

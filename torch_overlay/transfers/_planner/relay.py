@@ -1,9 +1,9 @@
 """Relays: each element leaves the source once, and ranks that want the same pass it on among themselves.
 
-A relay is a row of transfers, its hops, each planned as any other one (`Pieced`). After the first hop each element is on
-one of the ranks that want it: a box that several ranks want is cut into stripes, one for each of them (`Striped`). The
-last hop brings each rank what it lacks, from those ranks. Where ranks say on which host they are, a hop in between
-brings each element to one rank of each host, and the last one stays within the hosts. Standard library only.
+A relay is a row of transfers, its hops, each planned as any other one (`Pieced`). After the first hop each element is
+on one of the ranks that want it: a box that several ranks want is cut into stripes, one for each of them (`Striped`).
+The last hop brings each rank what it lacks, from those ranks. Where ranks say on which host they are, a hop in
+between brings each element to one rank of each host, and the last one stays within the hosts. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def stripes(box: Box, count: int) -> list[Box]:
 
     The first dim that gives nearly equal stripes is cut, since a stripe of rows lies in one stretch of memory.
 
+    >>> from torch_overlay.distributed.tensor._planner.regions import Box
     >>> stripes(Box((0, 0), (2, 6)), 3)
     [Box(start=(0, 0), length=(2, 2)), Box(start=(0, 2), length=(2, 2)), Box(start=(0, 4), length=(2, 2))]
     """
@@ -53,7 +54,7 @@ class Striped:
 
     Args:
         wanted: who wants what in the end.
-        before: who has what before the hop. What a rank that wants it has already it keeps, and no stripe of it is made.
+        before: who has what before the hop. A rank keeps what it wants and has already: no stripe is made of that.
         itemsize: the bytes of an element.
         turn: the number, among the ranks that want a box, of the one that gets the first stripe of it.
         is_in_place: whether some rank may want what it has before the hop.

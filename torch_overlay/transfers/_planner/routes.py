@@ -169,7 +169,8 @@ class Class(NamedTuple):
 
     @staticmethod
     def of(source: Side) -> Class:
-        """The class of a tensor by its source."""
+        """The class of a tensor with this source: its ranks, and the axes that cut it. Ranks that differ only in their
+        coordinates on other axes are replicas."""
         return Class(source.ranks, source.regions.sharded)
 
 
@@ -404,8 +405,12 @@ def _holds(move: Move, rank: int, cell: Coordinate) -> bool:
 
 
 def _copies(line: Line, copies: int, low: int, high: int) -> Iterator[int]:
-    """The copies of the box of which some lies between two places of the line: found by bisection, since a line grows
-    with the copies."""
+    """Yield the numbers of the copies of the line's box that have an element between the places `low` and `high` of the
+    line, ascending. Bisects for the first, because a line may have thousands of copies.
+
+    Args:
+        copies: how many there are: the replicas of the target.
+    """
     elements = line.box.elements
     first, beyond = 0, copies
     while first < beyond:

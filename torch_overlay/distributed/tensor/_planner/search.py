@@ -321,8 +321,9 @@ def _unblocked(now: Regions, after: Regions, group: tuple[int, ...]) -> int:
 
 
 def _without(now: Regions, after: Regions, group: tuple[int, ...]) -> Regions:
-    """Undo the innermost cuts of `now`, as long as they are by axes of the group and
-    aren't the target's."""
+    """Return `now` without its innermost cuts by axes of the group. On each dim it
+    stops at the first cut by another axis, and before the outer cuts that `now` and
+    `after` have in common."""
     orders = []
     for old, new in zip(now.orders, after.orders):
         depth, keep = len(old), common(old, new)
@@ -620,8 +621,16 @@ class Reduction:
     def _next_cut(
         self, now: Regions, cut: Regions, left: frozenset[int]
     ) -> tuple[tuple[int, ...], Regions]:
-        """Return the group whose cuts come next on the way to `cut`, and the boxes
-        after it."""
+        """Return the next group to reduce over on the way from `now` to `cut`, and the
+        boxes after that reduce-scatter.
+
+        Args:
+            left: the pending axes that have no reduce-scatter yet. The group is some of
+                them.
+
+        Raises:
+            AssertionError: no group of these axes makes the next cut. That is a fault
+                of the planner."""
         for group in self.groups.within(left):
             then = cut_toward(now.without_pending(group), cut, now.free.union(group))
             if then.sharded.issuperset(group):

@@ -340,7 +340,8 @@ def guards(
 
 
 def _whole(bound: float) -> int | None:
-    """Return a bound as a whole number; None for one that is too far to matter."""
+    """Round an upper bound of elements down. None, for no bound, if it is above `_FAR`,
+    more elements than tensors have."""
     return None if bound > _FAR else math.floor(bound)
 
 

@@ -470,7 +470,13 @@ def _reduce_terms(
     op: str,
     kept: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return a tensor of this shape from terms that arrived."""
+    """Return a new tensor of this shape, with the terms that arrived in `flat` reduced
+    by `op`.
+
+    Args:
+        pieces: for each term its offset in `flat`, None for the rank's own, its box in
+            the result, and whether it is added to what is there.
+        kept: the rank's own terms, if they aren't in `flat`."""
     if not pieces:
         return nothing_of(flat, shape)
     whole = flat.new_empty(shape)
@@ -562,8 +568,12 @@ def all_to_all_by_size(
 def _pack_apart(
     step: AllToAll, here: Here, group: Group, finish: Local
 ) -> Callable[[torch.Tensor], Apart] | None:
-    """Make the function that packs all but the rank's own part. None if the rank has no
-    own part, or nothing else to send or to receive."""
+    """Make the function that packs what goes to other ranks and leaves the rank's own
+    part in the local tensor. None if nothing stays on this rank, if it sends nothing to
+    others, or if it receives nothing from others: then `all_to_all` packs everything.
+
+    Args:
+        finish: applied to the result of the collective, for instance to wait for it."""
     own = step.member(here.coordinate)
     sends, receives = step.sends(here.coordinate), step.receives(here.coordinate)
     sent, received = (

@@ -230,6 +230,12 @@ def _all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stag
 def _reduce_scatter(
     step: ReduceScatter, here: Here, group: Group, finish: Local
 ) -> Stages:
+    """Make the functions that pack, reduce-scatter and, unless what arrives is the new
+    local tensor already, cut off the padding. One function that does all if the step
+    has rounds.
+
+    Args:
+        finish: applied to the result of the collective, for instance to wait for it."""
     if step.rounds > 1:
         return (reduce_scatter_in_rounds(step, here, group),)
     shape = here.wanted.length
