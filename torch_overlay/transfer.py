@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from .distributed._mesh.text import of_ranks
-from .show.words import aligned
+from .show.words import aligned, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -229,7 +229,7 @@ class Transfer:
         ]
         if not self.traffic:
             return f"{lines[0]}; this rank has no part in it"
-        lines.append(f"{self.exchanges} exchanges; buffers of {_amount(self.staging)} on this rank at most")
+        lines.append(f"{counted(self.exchanges, 'exchange')}; buffers of {_amount(self.staging)} on this rank at most")
         rows = [("rank", "sends", "gets")]
         rows += [(str(rank), _amount(out), _amount(into)) for rank, (out, into, _) in self.traffic.items()]
         more = [f"... {len(rows) - 1} ranks"] if rows[SHOWN + 1 :] else []

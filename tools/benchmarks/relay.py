@@ -58,7 +58,14 @@ def planned(replicas: int) -> tuple[float, float]:
     servers, sizes, turns = range(TRAINERS, TRAINERS + 2 * replicas), (replicas, 2), Turns()
     hops: list[list[PieceMove]] = [[], []]
     wanted = 0
-    shapes = [((1024, 1024), 0), ((256, 1024), 0), ((1024, 1024), 1), ((2816, 1024), 0), ((1024, 2816), 1), ((1024,), None)]
+    shapes = [
+        ((1024, 1024), 0),
+        ((256, 1024), 0),
+        ((1024, 1024), 1),
+        ((2816, 1024), 0),
+        ((1024, 2816), 1),
+        ((1024,), None),
+    ]
     for _ in range(8):
         for shape, cut in shapes:
             orders = tuple([(1,) if dim == cut else () for dim in range(len(shape))])

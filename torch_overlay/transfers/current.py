@@ -285,7 +285,8 @@ class Current:
         storage = local.untyped_storage()
         there = storage.nbytes()
         if there < self._needed:
-            return f"needs {self._needed} bytes of storage, and has {there}"
+            freed = "" if there else " (FSDP frees parameters that it gathered: take them after reshard())"
+            return f"needs {self._needed} bytes of storage, and has {there}{freed}"
         base = local._base if self._spec is None and storage._cdata == self._storage else None
         if base is not None and base.untyped_storage()._cdata != self._storage:
             # p[:4] keeps the memory that p had; after `p.data = other` it isn't a part of p any more.

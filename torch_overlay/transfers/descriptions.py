@@ -868,7 +868,12 @@ def one_side(
             for layout, ranks in by_layout.items():
                 views.setdefault(str(layout), []).extend(ranks)
             said = ", and ".join(f"{view} on {of_ranks(sorted(ranks))}" for view, ranks in views.items())
-            problems.append(Problem(0, SIDES.index(side), name, f"the {side} {name!r} is {said}"))
+            # As a parameter of FSDP2 x TP without TP. Nobody says that its values are equal on both: experts of one
+            # name lie so, too, and differ.
+            are_beside = len({layout._replace(ranks=()) for layout in by_layout}) == 1 and next(iter(by_layout)).ranks
+            hint = "; if both are the same, give it on one mesh of all these ranks (DTensor.from_local)"
+            text = f"the {side} {name!r} is {said}{hint if are_beside else ''}"
+            problems.append(Problem(0, SIDES.index(side), name, text))
         known = {rank for ranks in by_layout.values() for rank in ranks}
         (layout, (rank, *_)), *_ = by_layout.items()
         missing = [other for other in layout.ranks if other not in known and other not in gone]

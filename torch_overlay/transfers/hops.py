@@ -1,4 +1,4 @@
-"""The hops of a relay (`_planner/relay.py`): which tensors of this rank each of them reads and writes, and their run."""
+"""The hops of a relay (`_planner/relay.py`): the tensors of this rank that each reads and writes, and their run."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ def hops_of(legs: Iterable[tuple[Tensor, int]], relays: Mapping[str, Relay]) -> 
             if level == len(hops):
                 hops.append(Hop([], [], []))
             for one, other in pairs:
-                hops[level].moves.append(
-                    PieceMove(pieces, (one, other), tensor.wire.itemsize, tensor.target.ranks)
-                )
+                hops[level].moves.append(PieceMove(pieces, (one, other), tensor.wire.itemsize, tensor.target.ranks))
                 hops[level].sources.append(known[one])
                 hops[level].targets.append(known[other])
     return hops

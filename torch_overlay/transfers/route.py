@@ -851,9 +851,11 @@ class Route:
             raise self._failed(error) from error
         if problems:
             self._end_run()
+            text = "; ".join(problems).removesuffix(".")
+            hint = " It runs with the shapes, types and placements that it was made for, the same tensors on all ranks."
             raise ValueError(
-                f"A Transfer over {of_ranks(self.ranks)} can't run, and nothing was sent: {'; '.join(problems)}. It "
-                "runs with the shapes, types and placements that it was made for, the same tensors on all ranks."
+                f"A Transfer over {of_ranks(self.ranks)} can't run, and nothing was sent: {text}."
+                f"{hint if 'when the Transfer was made' in text else ''}"
             )
         if not is_background:
             self._end_run()
