@@ -381,7 +381,7 @@ class TransferCases:
         for what, number, elements, budget, own, said in (
             ("_start", 0, 1 << 14, 1 << 15, before, before),
             ("_start", 2, 1 << 14, 1 << 15, torn, torn),
-            ("_start", 0, 1 << 18, 1 << 28, before, torn),
+            ("_start", 0, 1 << 21, 1 << 28, before, torn),
             ("_land", -1, 1 << 14, 1 << 15, torn, None),
         ):
             source = [distribute_tensor(torch.ones(elements), mesh, [Shard(0)], src_data_rank=None)]
