@@ -54,7 +54,7 @@ class RelayCases:
                 if len(there) < math.prod(shape) or not wanted:
                     continue
                 whole = any_bits(shape, before, seed * 10 + number)
-                source[name], own = sides[0].make(whole, self.rank)
+                source[name], _ = sides[0].make(whole, self.rank)
                 target[name], locals_ = sides[1].make(whole.to(after), self.rank, fill=0)
                 checks.append((name, locals_, wanted.get(self.rank, []), whole.to(after).flatten()))
                 for rank, parts in wanted.items():

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import pathlib
 import tempfile
 import time
@@ -16,6 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from mesh_ranks import WORLD
 from on_device import DEVICE, from_host
 from vllm_stand_in import SPARSE, Model, installed, update_to_26
 
@@ -162,15 +162,18 @@ class VllmCases:
         Before the second round, one in which this trainer fails; or one in which nobody answers the sender, and one
         whose finish fails. No round gathers anything.
         """
+        paths = [None] * WORLD
+        dist.all_gather_object(paths, tempfile.mktemp())  # a file of another run has answers of its own
         with installed(reloads, version), self.worlds(4, 4) as (world, rank, address):
             from torch_overlay.integrations import vllm as door
 
             door.register()
             door.register()  # vLLM may load a plugin again
-            path = os.path.join(tempfile.gettempdir(), f"calls{address.rpartition(':')[2]}")
-            store = dist.FileStore(path, 8)
+            store = dist.FileStore(paths[0], 8)
             if self.rank == 0:
-                self.addCleanup(pathlib.Path(path).unlink, missing_ok=True)  # when all have left, who may do so, too
+                self.addCleanup(
+                    pathlib.Path(paths[0]).unlink, missing_ok=True
+                )  # when all have left, who may do so, too
             store.set_timeout(timedelta(seconds=30))  # where the other side failed
             model = Model(SPARSE, 2, rank % 2).to(torch.bfloat16)
             shapes = {name: shape for name, (shape, _) in model.checkpoint().items()}

@@ -116,7 +116,7 @@ class TestRelayPlan(TestCase):
         return sum(last - begin for _, (sends, _) in messages for _, begin, last in sends)
 
     def test_each_element_crosses_to_a_host_once(self):
-        """Two trainers, two hosts of three replicas or of three ranks that hold a third each: by the plan of each rank."""
+        """Two trainers, two hosts of three replicas, or of three ranks that hold a third each: by each rank's plan."""
         shape, hosts = (6, 10), {rank: f"host {rank // 5}" for rank in range(2, 8)}
         source = OnMesh(Side(Regions(shape, (2,), ((0,), ()), (None,)), Ranks.of((0, 1), (2,))))
         for orders, copies in ((((), ()), 3), (((1,), ()), 1)):

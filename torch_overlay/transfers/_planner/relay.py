@@ -8,6 +8,7 @@ between brings each element to one rank of each host, and the last one stays wit
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from .pieces import Cell, Listed, OnMesh, Pieced, without
@@ -44,7 +45,7 @@ def stripes(box: Box, count: int) -> list[Box]:
             start=(*box.start[:dim], start + low, *box.start[dim + 1 :]),
             length=(*lengths[:dim], high - low, *lengths[dim + 1 :]),
         )
-        for low, high in zip(ends, ends[1:])
+        for low, high in itertools.pairwise(ends)
     ]
 
 
