@@ -171,9 +171,8 @@ class VllmCases:
             door.register()  # vLLM may load a plugin again
             store = dist.FileStore(paths[0], 8)
             if self.rank == 0:
-                self.addCleanup(
-                    pathlib.Path(paths[0]).unlink, missing_ok=True
-                )  # when all have left, who may do so, too
+                # When all have left. FileStore removes it itself, if the last one to leave comes so far.
+                self.addCleanup(pathlib.Path(paths[0]).unlink, missing_ok=True)
             store.set_timeout(timedelta(seconds=30))  # where the other side failed
             model = Model(SPARSE, 2, rank % 2).to(torch.bfloat16)
             shapes = {name: shape for name, (shape, _) in model.checkpoint().items()}
