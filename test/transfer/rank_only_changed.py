@@ -1,18 +1,14 @@
 """Transfers that send only what changed: to the bit what a whole run brings, whatever happens between two runs."""
 
-import math
 import random
 from unittest import mock
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import torch_overlay
 from mesh_ranks import WORLD, make_root
-from on_device import DEVICE
-from rank_pieces import Side
-from rank_transfers import FLOATS
+from rank_pieces import covered_sides
 from rank_weights import any_bits, same
 from torch_overlay.transfers import changes, exchanges
 from torch_overlay.transfers._planner.schedule import Large
@@ -37,21 +33,9 @@ class OnlyChangedCases:
         fewer = 0
         for seed in seeds:
             rng = random.Random(seed)
-            drawn = draw(700_000 + seed)
-            ends = [drawn[0].source, drawn[0].target]
-            meshes = [DeviceMesh(DEVICE, torch.tensor(e.ranks).reshape(e.sizes), _init_backend=False) for e in ends]
             source, target, given = {}, {}, {}
-            for number, tensor in enumerate(drawn):
-                name, shape = f"t{number}", tensor.shape
-                before, after = (getattr(torch, rng.choice(FLOATS)) for _ in range(2))
-                sides = [
-                    Side(rng, shape, end, mesh, not place)
-                    for place, (end, mesh) in enumerate(zip((tensor.source, tensor.target), meshes, strict=True))
-                ]
-                held, wanted = (side.elements(shape) for side in sides)
-                there = {e for parts in held.values() for part in parts for e in part}
-                if len(there) < math.prod(shape) or not wanted:
-                    continue
+            for number, shape, types, sides, elements in covered_sides(rng, draw(700_000 + seed)):
+                name, (before, after), (held, wanted) = f"t{number}", types, elements
                 whole = any_bits(shape, before, seed * 10 + number)
                 source[name], own = sides[0].make(whole, self.rank)
                 target[name], locals_ = sides[1].make(whole.to(after), self.rank, fill=0)

@@ -106,6 +106,23 @@ def _of_rows(whole, indices):
     return whole
 
 
+def covered_sides(rng, drawn):
+    """Of drawn tensors those that some rank wants and whose source is whole, each as random sides of random types.
+    Yields the number of the tensor, its shape, both types, both sides, and what `Side.elements` says of both."""
+    ends = drawn[0].source, drawn[0].target
+    meshes = [DeviceMesh(DEVICE, torch.tensor(e.ranks).reshape(e.sizes), _init_backend=False) for e in ends]
+    for number, tensor in enumerate(drawn):
+        types = [getattr(torch, rng.choice(FLOATS)) for _ in range(2)]
+        sides = [
+            Side(rng, tensor.shape, end, mesh, not place)
+            for place, (end, mesh) in enumerate(zip((tensor.source, tensor.target), meshes, strict=True))
+        ]
+        held, wanted = (side.elements(tensor.shape) for side in sides)
+        there = {e for parts in held.values() for part in parts for e in part}
+        if len(there) == math.prod(tensor.shape) and wanted:
+            yield number, tensor.shape, types, sides, (held, wanted)
+
+
 def server_pieces(server, tp, shapes):
     """Where the tensors of a checkpoint lie in what one of two ranks serves with."""
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ..distributed.tensor._runner.exchange import part
-from ._planner.schedule import aligned, is_large, loads_of
+from ._planner.schedule import aligned, loads_of
 from .exchanges import BY_WIDTH, Block, Copies, Exchanges, InFlight, Mail, runs_of, there
 
 if TYPE_CHECKING:
@@ -399,7 +399,8 @@ class ChangesOnly(Exchanges):
     def _packed_messages(self, number: int, streams: Mapping[int, Stream]) -> Iterator[tuple[int, tuple[Item, ...]]]:
         """By place of the other rank, what is packed into its message."""
         for peer, stream in streams.items():
-            items = tuple([item for item in stream.cut(number, self.count) if not is_large(item, self._large)])
+            every = stream.cut(number, self.count)
+            items = tuple([item for item in every if self._large is None or not self._large.takes(item)])
             if items:
                 yield self._place[peer], items
 

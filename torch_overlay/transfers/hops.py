@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 
+@lru_cache(maxsize=256)  # of layouts that all tensors of one kind share
 def end_of(layout: Layout) -> Listed | OnMesh:
     """Which rank has which boxes of a tensor."""
     if layout.pieces:
         return Listed(zip(layout.ranks, layout.pieces))
     return OnMesh(Side(layout.regions, Ranks.of(layout.ranks, layout.regions.sizes)))
-
-
-_end = lru_cache(maxsize=256)(end_of)  # of layouts that all tensors of one kind share
 
 
 def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> dict[str, Relay]:
@@ -39,7 +37,7 @@ def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> dict[str, 
     """
     turns, found = Turns(), {}
     for tensor in tensors:
-        turn = turns.next(_end(tensor.target), tensor.wire.itemsize)
+        turn = turns.next(end_of(tensor.target), tensor.wire.itemsize)
         if turn is not None:
             places = tuple([(rank, hosts.get(rank, f"rank {rank}")) for rank in tensor.target.ranks]) if hosts else ()
             found[tensor.name] = _relay(tensor.source, tensor.target, tensor.wire.itemsize, turn, places)
@@ -51,7 +49,7 @@ def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> dict[str, 
 def _relay(source: Layout, target: Layout, itemsize: int, turn: int, places: tuple[tuple[int, str], ...]) -> Relay:
     is_in_place = not set(source.ranks).isdisjoint(target.ranks)
     shape = tuple(source.regions.shape)
-    return Relay.of(shape, (_end(source), _end(target)), itemsize, turn, is_in_place, dict(places))
+    return Relay.of(shape, (end_of(source), end_of(target)), itemsize, turn, is_in_place, dict(places))
 
 
 class Hop(NamedTuple):
@@ -105,7 +103,7 @@ def _pairs(target: Layout) -> list[tuple[int, int]]:
     """The numbers of pieces of a target that meet."""
     if max(map(len, target.pieces), default=1) == 1:
         return [(0, 0)]
-    end: End = _end(target)
+    end: End = end_of(target)
     meeting = Pieced(tuple(target.regions.shape), end, end)
     return sorted({*meeting.pairs(zip(target.ranks, target.pieces))})
 

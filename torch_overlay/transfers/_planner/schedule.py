@@ -89,6 +89,10 @@ class Large(NamedTuple):
     least: int
     most: int
 
+    def takes(self, item: Item) -> bool:
+        """Whether an item travels by itself."""
+        return item.step >= self.least
+
 
 class Direct(NamedTuple):
     """A message that is nothing but elements `first` to before `last` of a box of a local tensor.
@@ -297,7 +301,7 @@ def _messages(streams: dict[int, Stream], number: int, count: int, large: Large 
     for peer, stream in streams.items():
         begin, alone = at, 0
         for item in stream.cut(number, count):
-            if large is not None and is_large(item, large):
+            if large is not None and large.takes(item):
                 for tensor in item.tensors:
                     for message in _cut_small(item._replace(tensors=(tensor,)), large.most):
                         direct.append(Direct(peer, alone, message))
@@ -309,11 +313,6 @@ def _messages(streams: dict[int, Stream], number: int, count: int, large: Large 
         if at > begin:
             sizes[peer] = at - begin
     return Messages(sizes, joined(loads), direct)
-
-
-def is_large(item: Item, large: Large | None) -> bool:
-    """Whether an item travels by itself."""
-    return large is not None and item.step >= large.least
 
 
 def loads_of(item: Item, at: int) -> Iterator[Load]:
