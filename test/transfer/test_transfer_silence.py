@@ -1,14 +1,13 @@
 """Nobody hangs in silence: whatever happens to one rank, all others are told in time which one it was."""
 
-import os
 import signal
 
 import pytest
 
 from silence import KINDS, PLACES, Job, Programs, check, random_job
+from width import NIGHTLY
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no such signal")
-NIGHTLY = os.environ.get("TORCH_OVERLAY_NIGHTLY") == "1"
 SLACK = 4  # seconds that a loaded machine may take longer
 # Each kind and each place once or twice; the nightly switch has all of them and random ones.
 JOBS = [
@@ -16,7 +15,7 @@ JOBS = [
     Job("killed", "last exchange", 3, is_met=True),
     Job("stopped", "before the word", 2, is_met=True),
     Job("stopped", "first exchange", 0),
-    Job("asleep", "packing", 3),
+    Job("asleep", "first exchange", 3),
     Job("asleep", "after", 1, is_met=True),
     Job("raises", "packing", 2),
     Job("killed", "first exchange", 0, is_met=True),

@@ -236,7 +236,15 @@ class Watch:
             return absent  # whose connection broke; who hasn't come yet may be on its way
         waiting = [(at.run, at.step) for at in answers.values() if at.waits]
         furthest = max(waiting, default=(failure.run, 1))
-        behind = {rank: at for rank, at in answers.items() if not at.waits and (at.run, at.step) < furthest}
+        late = {rank: at for rank, at in answers.items() if (at.run, at.step) < furthest}
+        behind = {rank: at for rank, at in late.items() if not at.waits}
+        # The first rank to fail may be one that saw its connection closed by another, whose wait took too long.
+        took_long = any(at.waits and at.seconds > self.timeout.total_seconds() for at in answers.values())
+        if late and not behind and not absent and (failure.is_timeout or took_long):
+            # All ranks have begun the step in which the last of these wait, so nobody is missing there: they, or what
+            # connects them, are too slow. A thread that the machine doesn't run looks so, within a collective.
+            last = min((at.run, at.step) for at in late.values())
+            behind = {rank: at for rank, at in late.items() if (at.run, at.step) == last}
         return sorted(absent + [[rank, f"{at.text}, for {at.seconds:.0f} s"] for rank, at in behind.items()])
 
     def _explain(self, found: dict[str, Any]) -> str:
