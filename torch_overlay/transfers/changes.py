@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .exchanges import Letter, Locals, Wires
 
 WORD = 8  # bytes that are compared at once
-FEW = 32  # words, of which at most one differs where it is worth to look for elements in words
+FEW = 8  # words, of which at most one differs where it is worth to look at those that do alone
 WHOLE = -1  # in place of how many elements of a message changed
 SHORT = 1 << 16  # elements of a message whose positions take 2 bytes
 SAMPLED = 1024  # elements of a message that are looked at first
@@ -89,26 +89,74 @@ def changed(now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor
     """
     if now.is_cpu and _many_differ(now, before, form):
         return None
-    differ = now.view(torch.int64) != before.view(torch.int64)
+    new, old = now.view(torch.int64), before.view(torch.int64)
+    differ = new != old
     count = int(differ.count_nonzero())
     if is_longer(count * (form.widths[-1] + form.position), form):
         return None
-    # Where few words differ, only those are looked at by element.
-    few = differ.nonzero().flatten() if count * FEW < len(differ) else None
-    found, begin = [], 0
-    for width, first, last in form.parts:
-        end = begin + width * (last - first)
-        if few is None:
-            new, old = (each[begin:end].view(BY_WIDTH[min(width, WORD)]) for each in (now, before))
-            numbers = (new != old).nonzero().flatten()
-            numbers = numbers if width <= WORD else torch.unique_consecutive(numbers // (width // WORD))
-        else:
-            some = few[torch.searchsorted(few, begin // WORD) : torch.searchsorted(few, -(-end // WORD))]
-            numbers = _in_words(some, now, before, begin, end, width)
-        found.append(numbers + first)
-        begin = end
-    numbers = torch.cat(found)
+    words = None
+    if count * FEW <= len(differ):
+        words = _true(differ)
+        bits = new.index_select(0, words) ^ old.index_select(0, words)
+    else:
+        bits = new ^ old
+    numbers = torch.cat([_differing(bits, words, *part) for part in _with_begins(form)])
     return None if is_longer(size_of(numbers, form), form) else numbers
+
+
+def _true(flags: torch.Tensor) -> torch.Tensor:
+    """The numbers of the flags that are true, ascending. `nonzero` takes some time for each flag, so eight of them are
+    looked at together first where few are true."""
+    eights = flags[: len(flags) // 8 * 8].view(torch.int64)
+    some = eights.nonzero().flatten()
+    if len(flags) % 8 or len(some) * 4 > len(eights):
+        return flags.nonzero().flatten()
+    inside = flags.view(-1, 8).index_select(0, some).flatten().nonzero().flatten()
+    return some.index_select(0, inside // 8) * 8 + inside % 8
+
+
+def _with_begins(form: Form) -> Iterator[tuple[int, int, int, int]]:
+    """The parts of a form, each before the byte at which it begins."""
+    begin = 0
+    for width, first, last in form.parts:
+        yield width, first, last, begin
+        begin += width * (last - first)
+
+
+def _differing(
+    bits: torch.Tensor, words: torch.Tensor | None, width: int, first: int, last: int, begin: int
+) -> torch.Tensor:
+    """The elements of one width that differ, by their numbers in the message.
+
+    Args:
+        bits: those that differ of each word, as whole numbers; of all words of the message if `words` is None.
+        words: the numbers of these words in the message, ascending.
+        first, last: the elements of this width.
+        begin: the byte of the message at which they begin. It is a multiple of the width, but perhaps not of a word.
+    """
+    end = begin + width * (last - first)
+    low, high = begin // WORD, -(-end // WORD)
+    at = low
+    if words is None:
+        bits = bits[low:high]
+    else:
+        low, high = torch.searchsorted(words, torch.tensor([low, high], device=words.device)).tolist()
+        words, bits, at = words[low:high], bits[low:high], 0
+    if width < WORD:
+        # As bools first: `nonzero` is fastest for these.
+        inside, each = bits.view(BY_WIDTH[width]).bool().nonzero().flatten(), WORD // width
+        if words is None:
+            numbers = inside + at * each
+        else:
+            numbers = words.index_select(0, inside // each) * each + inside % each
+    else:
+        numbers = bits.nonzero().flatten() + at if words is None else words
+        if width > WORD:
+            numbers = torch.unique_consecutive(numbers // (width // WORD))
+    numbers += first - begin // width
+    if begin % WORD or end % WORD:  # a word has elements of another width, or bytes that fill the message up
+        numbers = numbers[(numbers >= first) & (numbers < last)]
+    return numbers
 
 
 def _many_differ(now: torch.Tensor, before: torch.Tensor, form: Form) -> bool:
@@ -124,20 +172,6 @@ def _many_differ(now: torch.Tensor, before: torch.Tensor, form: Form) -> bool:
     step = len(new) // SAMPLED | 1  # odd, so that it doesn't meet one column of a matrix alone
     share = int((new[::step] != old[::step]).count_nonzero()) / len(new[::step])
     return share * (width + form.position) > SURE * width
-
-
-def _in_words(
-    words: torch.Tensor, now: torch.Tensor, before: torch.Tensor, begin: int, end: int, width: int
-) -> torch.Tensor:
-    """Which elements of this width differ, of those that lie in these words, from one byte of the message to another;
-    by their number after the first byte."""
-    if width > WORD:
-        return torch.unique_consecutive((words * WORD - begin) // width)
-    inside = torch.arange(0, WORD, width, device=words.device)
-    numbers = ((words[:, None] * WORD + inside).flatten() - begin) // width
-    numbers = numbers[(numbers >= 0) & (numbers < (end - begin) // width)]
-    new, old = (each[begin:end].view(BY_WIDTH[width])[numbers] for each in (now, before))
-    return numbers[new != old]
 
 
 def is_longer(size: int, form: Form) -> bool:
