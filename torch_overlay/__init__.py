@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from .show.explanation import Explanation
     from .show.flow import FlowExplanation
     from .transfer import Transfer as Transfer
-    from .transfers.descriptions import Piece
     from .transfers.landings import Landings
     from .transfers.meeting import Place
+    from .transfers.pieces import Piece
     from .transfers.tensor_files import Checkpoint
     from .typing import Options
     from .version import __version__ as __version__
@@ -324,7 +324,7 @@ def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
     >>> {name: torch_overlay.piece(qkv[at : at + 4], (8, 8), (4, 0)) for name, at in (("q", 0), ("k", 4), ("v", 8))}
     {'q': piece((4, 8), (8, 8), (4, 0)), 'k': piece((4, 8), (8, 8), (4, 0)), 'v': piece((4, 8), (8, 8), (4, 0))}
     """
-    from .transfers.descriptions import Piece
+    from .transfers.pieces import Piece
 
     return Piece(local, shape, start)
 

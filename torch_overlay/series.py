@@ -111,7 +111,7 @@ replace all          #175571 spec:DTensorSpec._check_equals               ours
 replace >=2.12       #194457 spec:DTensorSpec._stable_hash                ours
 
 [cross_mesh]
-hook    all          -       tensor       transfers.method:reach_other_meshes/stay_on_one_mesh
+hook    all          -       tensor       transfers.cross_mesh:reach_other_meshes/stay_on_one_mesh
 
 [full_state_dict]
 hook    all          -       states:_gather_state_dict      transfers.full_state:gather_together/gather_one_by_one

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from .transfers.current import Running
-    from .transfers.descriptions import Names
     from .transfers.meeting import Place
+    from .transfers.runs import Running
+    from .transfers.trees import Names
 
 BUDGET = 256 << 20  # bytes
 SHOWN = 32  # ranks, in print
@@ -92,7 +92,7 @@ class Transfer:
     ) -> None:
         from .overlay import require_recognised
         from .transfers.exchanges import log_plan
-        from .transfers.route import Route
+        from .transfers.runner import TransferRunner
 
         require_recognised()
         limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
@@ -103,46 +103,48 @@ class Transfer:
             raise ValueError(f'changes= takes True, False or "cpu"; got {changes!r}.')
         if host is not None and not (relay and isinstance(host, str)):
             raise ValueError(f"host= takes a name, and relay=True beside it; got {host!r} with relay={relay!r}.")
-        self._route = Route(source, target, budget, group, names, gone, strict, keep, limit, changes, bool(relay), host)
+        self._runner = TransferRunner(
+            source, target, budget, group, names, gone, strict, keep, limit, changes, bool(relay), host
+        )
         log_plan("transfer_plan", lambda: str(self))
 
     @property
     def exchanges(self) -> int:
         """How many exchanges a run takes; 0 on a rank that has no part in it."""
-        return self._route.count
+        return self._runner.exchange_count
 
     @property
     def staging(self) -> int:
         """The most bytes that a run has in buffers on this rank."""
-        return self._route.staging
+        return self._runner.staging
 
     @property
     def left_out(self) -> dict[str, tuple[str, ...]]:
         """The names that only one side has, and that aren't moved, under "source" and "target"."""
-        return self._route.left_out
+        return self._runner.left_out
 
     @property
     def version(self) -> int | None:
         """The number that ranks with sources gave as `run(version=)` in the last run; None if none did."""
-        return self._route.version
+        return self._runner.version
 
     @property
     def traffic(self) -> dict[int, tuple[int, int, int]]:
         """For each rank, the bytes that it sends, the bytes that it gets, and the exchanges that it needs for them.
         Empty on a rank that has no part in the Transfer."""
-        return self._route.traffic
+        return self._runner.traffic
 
     @property
     def sent_bytes(self) -> int:
         """With `changes`: the bytes that this rank sent in the last run, of values and positions. Without it, 0: see
         `traffic`."""
-        return self._route.sent_bytes
+        return self._runner.sent_bytes
 
     @property
     def changed(self) -> tuple[int, int]:
         """With `changes`: how many elements this rank sent in the last run, and of how many. Elements that go to
         several ranks count for each."""
-        return self._route.changed
+        return self._runner.changed
 
     def run(
         self,
@@ -177,7 +179,7 @@ class Transfer:
                 names the rank and the step, and says whether targets of this rank were written. The Transfer can't run
                 again; the ranks that are left close it, and make another one with ``gone=``.
         """
-        return self._route.run(only, version, check, async_op, snapshot)
+        return self._runner.run(only, version, check, async_op, snapshot)
 
     def refuse(self, why: str) -> None:
         """Call this in place of `run` on a rank that can't run, for instance because its training step failed.
@@ -188,7 +190,7 @@ class Transfer:
         Raises:
             RuntimeError: the Transfer is closed, or is running; or a rank didn't come within the timeout.
         """
-        self._route.refuse(why)
+        self._runner.refuse(why)
 
     def bind(self, source: Any = None, target: Any = None) -> None:
         """Use the tensors of these trees from now on, in place of those given before. A side that is None stays.
@@ -199,7 +201,7 @@ class Transfer:
         Raises:
             ValueError: a tensor is missing or doesn't fit; names it. Nothing was changed.
         """
-        self._route.bind(source, target)
+        self._runner.bind(source, target)
 
     def forget(self) -> None:
         """Free the buffers and views that ``keep=True`` keeps, and with them memory that the tensors gave up; and what
@@ -207,11 +209,11 @@ class Transfer:
 
         Not collective. The next run makes them anew; with `changes` it sends everything from and to this rank.
         """
-        self._route.forget()
+        self._runner.forget()
 
     def close(self) -> None:
         """Destroy the Transfer's process group, and let go of its tensors. A second call does nothing."""
-        self._route.close()
+        self._runner.close()
 
     def __enter__(self) -> Transfer:
         return self
@@ -222,9 +224,9 @@ class Transfer:
         self.close()
 
     def __str__(self) -> str:
-        sources, targets = self._route.ends
+        sources, targets = self._runner.ends
         lines = [
-            f"{self._route.many} tensors from {of_ranks(sorted(sources))} to {of_ranks(sorted(targets))}, "
+            f"{self._runner.tensor_count} tensors from {of_ranks(sorted(sources))} to {of_ranks(sorted(targets))}, "
             f"budget {_amount(self.budget)}"
         ]
         if not self.traffic:

@@ -135,7 +135,7 @@ class MemoryCases:
                     work = transfer.run(async_op=seed % 5 == 1, snapshot=seed % 7 == 2)
                     if work is not None:
                         work.wait()
-                    seen = transfer._route._seen
+                    seen = transfer._runner._seen
                     copied += bool(seen is not None and seen[2].overwritten)
             for name, views, parts, values in checks:
                 for view, elements in zip(views, parts, strict=True):
@@ -181,7 +181,7 @@ class MemoryCases:
             source._local_tensor = whole[8 * self.rank : 8 * self.rank + 8].clone()
             flat.zero_()
             transfer.run()
-            self.assertEqual(transfer._route._seen[2].overwritten, {})
+            self.assertEqual(transfer._runner._seen[2].overwritten, {})
             self.assertTrue(same(flat.view(64, 8), want))
             source._local_tensor = flat.view(8, 64).copy_(whole[8 * self.rank : 8 * self.rank + 8])
             transfer.run()
@@ -196,7 +196,7 @@ class MemoryCases:
         source = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
         with torch_overlay.Transfer([source], [DTensor.from_local(whole, mesh, [Replicate()], run_check=False)]) as one:
             one.run()
-            self.assertEqual(one._route._seen[2].overwritten, {})
+            self.assertEqual(one._runner._seen[2].overwritten, {})
         self.assertTrue(same(whole, want))
 
     def test_copies_that_no_budget_has_room_for(self):

@@ -13,7 +13,7 @@ from mesh_ranks import WORLD, make_root
 from on_device import DEVICE
 from rank_transfers import FLOATS, placed
 from rank_weights import any_bits, same
-from torch_overlay.transfers import exchanges, route
+from torch_overlay.transfers import exchanges, transfer_group
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
 from twins_tensor import rows
@@ -184,8 +184,8 @@ class PieceCases:
                 continue
             large = (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]
             # Every second time no rank knows all pieces.
-            listed = (0, route.LISTED)[seed // 2 % 2]
-            with mock.patch.object(exchanges, "LARGE", large), mock.patch.object(route, "LISTED", listed):
+            listed = (0, transfer_group.LISTED)[seed // 2 % 2]
+            with mock.patch.object(exchanges, "LARGE", large), mock.patch.object(transfer_group, "LISTED", listed):
                 if torn:
                     with self.assertRaisesRegex(ValueError, f"isn't whole: the pieces of '{torn[0]}'"):
                         torch_overlay.Transfer(source, target, strict=False)
@@ -265,7 +265,7 @@ class PieceCases:
 
     def test_what_is_wrong_with_pieces_is_said_on_all_ranks(self):
         self.check_what_is_wrong()
-        with mock.patch.object(route, "LISTED", 0):
+        with mock.patch.object(transfer_group, "LISTED", 0):
             self.check_what_is_wrong()
 
     def check_what_is_wrong(self):
@@ -316,7 +316,7 @@ class PieceCases:
             target = {f"w{n}": piece(wholes[n], (16,), (0,)) for n in range(3) if n % 2 == self.rank % 2}
             target["twice"] = torch.zeros(4)
         differ = "'twice' has pieces of shape .4,. that start at .0,., with one value on ranks 0, 1, 3, another on"
-        with mock.patch.object(route, "LISTED", 0):
+        with mock.patch.object(transfer_group, "LISTED", 0):
             with torch_overlay.Transfer(source, target) as transfer:
                 self.assertTrue(str(transfer).startswith("4 tensors from ranks 0-3 to ranks 4, 5,"))
                 self.assertEqual(bool(transfer.traffic), self.rank < 6)
@@ -335,7 +335,7 @@ class PieceCases:
                     with self.assertRaisesRegex(ValueError, differ):
                         transfer.run(check=True)
                 with self.assertRaisesRegex(ValueError, "No rank knows what all ranks of a Transfer of more than"):
-                    transfer._route.flow()
+                    transfer._runner.flow()
             with self.assertRaisesRegex(ValueError, differ):
                 torch_overlay.Transfer(source, target)  # on ranks 6 and 7, too
             if source is not None:
@@ -354,7 +354,7 @@ class PieceCases:
         if self.rank == 7:
             return
         self.check_ranks_that_left()
-        with mock.patch.object(route, "LISTED", 0):
+        with mock.patch.object(transfer_group, "LISTED", 0):
             self.check_ranks_that_left()
 
     def check_ranks_that_left(self):

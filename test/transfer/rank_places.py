@@ -18,7 +18,7 @@ from mesh_ranks import WORLD, WORLD_TIMEOUT
 from on_device import BACKEND, DEVICE
 from rank_transfers import FLOATS, placed
 from rank_weights import any_bits, same
-from torch_overlay.transfers import route
+from torch_overlay.transfers import transfer_group
 from torch_overlay.transfers.meeting import Meeting, Seal
 from transfer_twin import draw
 from width import NIGHTLY
@@ -57,7 +57,7 @@ class PlaceCases:
     def test_a_trainer_of_one_world_feeds_servers_of_another(self):
         """FSDP x TP in float32 to plain bfloat16 tensors, a fused one among them; a replica; a rank in none."""
         self.check_a_trainer_feeds_servers()
-        with mock.patch.object(route, "LISTED", 0):  # and what goes by the store is signed
+        with mock.patch.object(transfer_group, "LISTED", 0):  # and what goes by the store is signed
             self.check_a_trainer_feeds_servers(key="key")
 
     def check_a_trainer_feeds_servers(self, key=None):
@@ -83,8 +83,8 @@ class PlaceCases:
                 if world is None:
                     target = None
                 with torch_overlay.Transfer(source, target, group=place) as sync:
-                    if sync._route._team is not None:
-                        self.assertEqual(sync._route._team.group.group_desc, "torch_overlay_transfer")
+                    if sync._runner._group is not None:
+                        self.assertEqual(sync._runner._group.team.group.group_desc, "torch_overlay_transfer")
                     for version in (1, 2):
                         sync.run(version=version if source else None)
                         if sync.traffic:

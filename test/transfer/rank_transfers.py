@@ -271,7 +271,7 @@ class TransferCases:
         for budget, least in ((1 << 28, 1), (200_000, 5)):
             transfer = torch_overlay.Transfer(source, target, budget=budget, keep=True)
             self.assertTrue(transfer.exchanges >= least and transfer.staging <= budget)
-            buffers, own, there = transfer._route._buffers, Buffers.take, []
+            buffers, own, there = transfer._runner._buffers, Buffers.take, []
 
             def take(self, size, own=own, there=there):
                 found = own(self, size)

@@ -23,8 +23,9 @@ import forks
 import torch_overlay
 from torch_overlay.transfers import meeting as places
 from torch_overlay.transfers import watch
-from torch_overlay.transfers.descriptions import as_data, describe, digest, from_data
+from torch_overlay.transfers.descriptions import as_data, describe, from_data
 from torch_overlay.transfers.meeting import Meeting
+from torch_overlay.transfers.pieces import digest
 from way import needs_package
 
 pytestmark = needs_package

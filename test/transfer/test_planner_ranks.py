@@ -8,16 +8,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from torch_overlay.distributed.tensor._planner.regions import Box
 from torch_overlay.transfers._planner.schedule import Schedule
-from torch_overlay.transfers.descriptions import (
-    Description,
-    Layout,
-    agreed,
-    all_from_data,
-    as_data,
-    check_ranks,
-    regions_on,
-    whole_layout,
-)
+from torch_overlay.transfers.comparison import agreed, check_ranks
+from torch_overlay.transfers.descriptions import Description, all_from_data, as_data
 from torch_overlay.transfers.planner_ranks import (
     Answers,
     Planner,
@@ -30,7 +22,8 @@ from torch_overlay.transfers.planner_ranks import (
     statements,
     without_pieces,
 )
-from torch_overlay.transfers.route import _check_nothing_is_lost, legs_beside, legs_of
+from torch_overlay.transfers.sharding import Sharding, regions_on, replicated_sharding
+from torch_overlay.transfers.tensor_moves import check_nothing_is_lost, moves_from_planners, moves_of
 from width import NIGHTLY
 
 RANKS = 6
@@ -67,9 +60,9 @@ def draw_side(rng, shape, dtype, is_source):
             [] if is_source or rng.random() < 0.95 else [Partial()]
         )
         regions = regions_on(tuple(rng.choice(which) for _ in sizes), None, shape, sizes)
-        return dict.fromkeys(ranks, Layout(dtype, regions, tuple(ranks), "cpu"))
+        return dict.fromkeys(ranks, Sharding(dtype, regions, tuple(ranks), "cpu"))
     if kind == "plain":
-        return dict.fromkeys(ranks, whole_layout(dtype, shape, (), "cpu"))
+        return dict.fromkeys(ranks, replicated_sharding(dtype, shape, (), "cpu"))
     given = cut(rng, shape, rng.randint(0, 5)) if is_source and rng.random() < 0.95 else []
     given += [any_box(rng, shape) for _ in range(rng.randint(0 if given else 1, 3))]
     held = {}
@@ -77,27 +70,30 @@ def draw_side(rng, shape, dtype, is_source):
         for rank in rng.sample(ranks, rng.randint(1, min(len(ranks), 3))):
             held.setdefault(rank, []).append(box)
     return {
-        rank: whole_layout(dtype, shape, (), "cpu")._replace(pieces=(tuple(boxes),)) for rank, boxes in held.items()
+        rank: replicated_sharding(dtype, shape, (), "cpu")._replace(pieces=(tuple(boxes),))
+        for rank, boxes in held.items()
     }
 
 
 def planted(rng, said, name, side):
     """One rank of a tensor says something else of it."""
     rank = rng.choice(sorted(rank for rank, sides in said.items() if name in sides[side]))
-    layout = said[rank][side][name]
+    sharding = said[rank][side][name]
     what = rng.choice(("type", "shape", "device", "nothing", "plain"))
     if what == "type":
-        layout = layout._replace(dtype="int64")
+        sharding = sharding._replace(dtype="int64")
     elif what == "shape":
-        shape = (*layout.regions.shape, 2)
-        pieces = tuple(tuple(Box((*b.start, 0), (*b.length, 2)) for b in boxes) for boxes in layout.pieces)
-        layout = layout._replace(regions=layout.regions._replace(shape=shape, orders=(*layout.regions.orders, ())))
-        layout = layout._replace(pieces=pieces)
+        shape = (*sharding.regions.shape, 2)
+        pieces = tuple(tuple(Box((*b.start, 0), (*b.length, 2)) for b in boxes) for boxes in sharding.pieces)
+        sharding = sharding._replace(
+            regions=sharding.regions._replace(shape=shape, orders=(*sharding.regions.orders, ()))
+        )
+        sharding = sharding._replace(pieces=pieces)
     elif what == "device":
-        layout = layout._replace(device="cuda")
+        sharding = sharding._replace(device="cuda")
     elif what == "plain":
-        layout = whole_layout(layout.dtype, tuple(layout.regions.shape), (), layout.device)
-    said[rank][side][name] = layout
+        sharding = replicated_sharding(sharding.dtype, tuple(sharding.regions.shape), (), sharding.device)
+    said[rank][side][name] = sharding
     if what == "nothing":
         del said[rank][side][name]
 
@@ -116,8 +112,8 @@ def draw(seed):
         alone = rng.random()
         for side, held in enumerate(sides):
             if alone > 0.08 or side == (alone > 0.04):
-                for rank, layout in held.items():
-                    said[rank][side][name] = layout
+                for rank, sharding in held.items():
+                    said[rank][side][name] = sharding
     gone = frozenset(rng.sample(range(RANKS), 1)) if rng.random() < 0.2 else frozenset()
     if rng.random() < 0.3:
         for _ in range(rng.choice((1, 1, 4))):
@@ -128,10 +124,10 @@ def draw(seed):
     descriptions = {}
     for rank, (source, target) in said.items():
         digests = {}
-        for name, layout in source.items():
-            if not layout.ranks:
-                shape = tuple(layout.regions.shape)
-                boxes = layout.pieces[0] if layout.pieces else [Box((0,) * len(shape), shape)]
+        for name, sharding in source.items():
+            if not sharding.ranks:
+                shape = tuple(sharding.regions.shape)
+                boxes = sharding.pieces[0] if sharding.pieces else [Box((0,) * len(shape), shape)]
                 digests[name] = [
                     (box, f"{name} {rng.random() if odd and box.elements and rng.random() < 0.2 else 0}")
                     for box in boxes
@@ -148,16 +144,18 @@ def heard(descriptions):
     return all_from_data({rank: alike[json.dumps(each)] for rank, each in said.items()})
 
 
-def in_names(schedule, legs):
+def in_names(schedule, moves):
     """A schedule, with tensors and their pieces in place of numbers."""
 
     def items(streams):
         return {
-            peer: [([(legs[n].tensor.name, legs[n].numbers) for n in item.tensors], *item[1:]) for item in stream.items]
+            peer: [
+                ([(moves[n].tensor.name, moves[n].numbers) for n in item.tensors], *item[1:]) for item in stream.items
+            ]
             for peer, stream in streams.items()
         }
 
-    kept = [((legs[number].tensor.name, legs[number].numbers), *boxes) for number, *boxes in schedule.kept]
+    kept = [((moves[number].tensor.name, moves[number].numbers), *boxes) for number, *boxes in schedule.kept]
     return items(schedule.sends), items(schedule.receives), kept
 
 
@@ -165,16 +163,16 @@ def listed(descriptions, strict, gone):
     """What each rank does if all know all pieces."""
     said = heard(descriptions)
     tensors, left_out = agreed(said, gone, strict)
-    legs = legs_of(tensors, gone, {})
-    _check_nothing_is_lost(legs, gone, None)
-    moves = [leg.move for leg in legs]
+    moves = moves_of(tensors, gone, {})
+    check_nothing_is_lost(moves, gone, None)
+    ways = [each.move for each in moves]
     ends = [{rank for tensor in tensors for rank in getattr(tensor, side).ranks} for side in ("source", "target")]
-    plans = {rank: in_names(Schedule.of(moves, rank, gone), legs) for rank in descriptions}
+    plans = {rank: in_names(Schedule.of(ways, rank, gone), moves) for rank in descriptions}
     own = {  # the pieces of each rank, and the types of both sides
         rank: [
-            (leg.tensor.name, leg.numbers, leg.tensor.wire, leg.move.held(rank), leg.move.wanted(rank))
-            for leg in legs
-            if leg.move.held(rank) is not None or leg.move.wanted(rank) is not None
+            (each.tensor.name, each.numbers, each.tensor.wire, each.move.held(rank), each.move.wanted(rank))
+            for each in moves
+            if each.move.held(rank) is not None or each.move.wanted(rank) is not None
         ]
         for rank in descriptions
     }
@@ -209,19 +207,19 @@ def asked(descriptions, strict, gone):
         planner.compare({rank: seen[rank][n] for rank in members})
     verdict = Verdict.of(json.loads(json.dumps([planner.verdict() for planner in planners] + [{}])), names)
     beside = agreed_beside(verdict, others, gone, strict)
-    meshes = legs_of(beside.tensors, gone, {})
+    meshes = moves_of(beside.tensors, gone, {})
     plans, own = {}, {}
     for rank in descriptions:
-        legs = meshes
+        moves = meshes
         if rank in members:
-            legs = legs_beside(meshes, answers[rank], pieces[rank], beside, rank)
-            assert all(is_among(answers[rank].keys, leg.tensor.name) or leg in meshes for leg in legs)
-        _check_nothing_is_lost(legs, gone, verdict)
-        plans[rank] = in_names(Schedule.of([leg.move for leg in legs], rank, gone), legs)
+            moves = moves_from_planners(meshes, answers[rank], pieces[rank], beside, rank)
+            assert all(is_among(answers[rank].keys, each.tensor.name) or each in meshes for each in moves)
+        check_nothing_is_lost(moves, gone, verdict)
+        plans[rank] = in_names(Schedule.of([each.move for each in moves], rank, gone), moves)
         own[rank] = [
-            (leg.tensor.name, leg.numbers, leg.tensor.wire, leg.move.held(rank), leg.move.wanted(rank))
-            for leg in legs
-            if leg.move.held(rank) is not None or leg.move.wanted(rank) is not None
+            (each.tensor.name, each.numbers, each.tensor.wire, each.move.held(rank), each.move.wanted(rank))
+            for each in moves
+            if each.move.held(rank) is not None or each.move.wanted(rank) is not None
         ]
     known = {tensor.name for tensor in beside.tensors}
     ends = [
@@ -258,7 +256,7 @@ def heard_bytes(ranks, tensors):
     is whole on one of the others."""
     rows, names = ranks // 2, [f"expert {number}" for number in range(tensors)]
     shape = 4 * rows, 6
-    whole = whole_layout("bfloat16", shape, (), "cpu")
+    whole = replicated_sharding("bfloat16", shape, (), "cpu")
     sides = []
     for rank in range(ranks):
         box = Box((4 * rank, 0), (4, 6)) if rank < rows else Box((0, 0), shape)

@@ -9,7 +9,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 
 from torch_overlay.distributed.tensor._planner.regions import Box, Regions
 from torch_overlay.transfers._planner import relay
-from torch_overlay.transfers._planner.pieces import Listed, OnMesh, Pieced, PieceMove
+from torch_overlay.transfers._planner.piece_moves import Listed, OnMesh, Pieced, PieceMove
 from torch_overlay.transfers._planner.relay import Relay, Turns
 from torch_overlay.transfers._planner.schedule import Schedule, blocks
 from torch_overlay.transfers._planner.sides import Ranks, Side

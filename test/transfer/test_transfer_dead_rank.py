@@ -142,10 +142,10 @@ def one_that_meets(rank, where, dead, folder, port, ready, go, answers):
     from torch.distributed.device_mesh import init_device_mesh
 
     import torch_overlay
-    from torch_overlay.transfers import route
+    from torch_overlay.transfers import transfer_group
 
     if where == "in asking planners":
-        route.LISTED = 0
+        transfer_group.LISTED = 0
     source, target = None, [torch_overlay.piece(torch.zeros(1 << 14), (1 << 14,), (0,))]
     if rank < TRAINERS:
         store = dist.FileStore(f"{folder}/store {where} {dead}", TRAINERS)

@@ -50,7 +50,7 @@ def planned(replicas: int) -> tuple[float, float]:
     """By the plans of a transformer's tensors: the bytes out of two trainers over those that are wanted, and the most
     that a rank sends over the mean of its side."""
     from torch_overlay.distributed.tensor._planner.regions import Regions
-    from torch_overlay.transfers._planner.pieces import OnMesh, Pieced, PieceMove
+    from torch_overlay.transfers._planner.piece_moves import OnMesh, Pieced, PieceMove
     from torch_overlay.transfers._planner.relay import Relay, Turns
     from torch_overlay.transfers._planner.schedule import Schedule
     from torch_overlay.transfers._planner.sides import Ranks, Side

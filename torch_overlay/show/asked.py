@@ -27,17 +27,18 @@ from ..distributed.tensor._runner.specs import read_cuts
 from ..overlay import is_enabled, options
 from ..transfer import Transfer
 from ..transfers._planner.schedule import NOTHING, Flow
-from ..transfers.descriptions import Meshes, leaves, target_placements
 from ..transfers.mesh_moves import batches, made_like, moves_across, moves_along, ranks_along, read_change
 from ..transfers.redistribution import is_pending, reduced_placements
+from ..transfers.sharding import Meshes
+from ..transfers.trees import leaves, target_placements
 from . import typed
 from .explanation import Explanation, JointAxes, Redistribution
 from .flow import FlowExplanation
 from .plans import explained, to_torch_placement, word_of
 
 if TYPE_CHECKING:
-    from ..transfers.descriptions import Placements
     from ..transfers.mesh_moves import Change
+    from ..transfers.trees import Placements
 
 Target = tuple[DeviceMesh, "Placements"]
 
@@ -167,14 +168,14 @@ def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
 
 def of_transfer(transfer: Transfer) -> FlowExplanation:
     """Explain what each `run` of a Transfer does. Works on a rank that neither sends nor receives, too."""
-    tensors = transfer._route.tensors
+    tensors = transfer._runner.tensors
     shapes = [(tensor.source.regions.shape, tensor.wire.itemsize) for tensor in tensors]
     return FlowExplanation(
         len(tensors),
         sum([math.prod(shape) * itemsize for shape, itemsize in shapes]),
         _sorted({rank for tensor in tensors for rank in tensor.source.ranks}),
         _sorted({rank for tensor in tensors for rank in tensor.target.ranks}),
-        transfer._route.flow(),
+        transfer._runner.flow(),
         transfer.budget,
     )
 

@@ -20,8 +20,8 @@ from torch.distributed.tensor.placement_types import Replicate
 from ..distributed._torch import original
 from ..patching.trampoline import swap_code
 from ._planner.schedule import aligned
-from .descriptions import Meshes, misfit
 from .mesh_moves import Change, batches, change_together, read_change
+from .sharding import Meshes, misfit
 from .strided import scattered, uneven_strides
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._planner.pieces import Listed, OnMesh, Pieced, PieceMove
+from ._planner.piece_moves import Listed, OnMesh, Pieced, PieceMove
 from ._planner.relay import Relay, Turns
 from ._planner.sides import Ranks, Side
 from .changes import ChangesOnly
@@ -14,19 +14,20 @@ from .exchanges import Torn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ._planner.pieces import End
+    from ._planner.piece_moves import End
     from .checkpoint import Rounds
-    from .descriptions import Layout, Tensor
+    from .descriptions import Tensor
     from .exchanges import Exchanges, Locals
+    from .sharding import Sharding
     from .watch import Watch
 
 
-@lru_cache(maxsize=256)  # of layouts that all tensors of one kind share
-def end_of(layout: Layout) -> Listed | OnMesh:
+@lru_cache(maxsize=256)  # of shardings that all tensors of one kind share
+def end_of(sharding: Sharding) -> Listed | OnMesh:
     """Which rank has which boxes of a tensor."""
-    if layout.pieces:
-        return Listed(zip(layout.ranks, layout.pieces))
-    return OnMesh(Side(layout.regions, Ranks.of(layout.ranks, layout.regions.sizes)))
+    if sharding.pieces:
+        return Listed(zip(sharding.ranks, sharding.pieces))
+    return OnMesh(Side(sharding.regions, Ranks.of(sharding.ranks, sharding.regions.sizes)))
 
 
 def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> dict[str, Relay]:
@@ -46,7 +47,7 @@ def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> dict[str, 
 
 # Equal tensors are planned once.
 @lru_cache(maxsize=256)
-def _relay(source: Layout, target: Layout, itemsize: int, turn: int, places: tuple[tuple[int, str], ...]) -> Relay:
+def _relay(source: Sharding, target: Sharding, itemsize: int, turn: int, places: tuple[tuple[int, str], ...]) -> Relay:
     is_in_place = not set(source.ranks).isdisjoint(target.ranks)
     shape = tuple(source.regions.shape)
     return Relay.of(shape, (end_of(source), end_of(target)), itemsize, turn, is_in_place, dict(places))
@@ -99,7 +100,7 @@ def hops_of(legs: Iterable[tuple[Tensor, int]], relays: Mapping[str, Relay]) -> 
 
 
 @lru_cache(maxsize=256)
-def _pairs(target: Layout) -> list[tuple[int, int]]:
+def _pairs(target: Sharding) -> list[tuple[int, int]]:
     """The numbers of pieces of a target that meet."""
     if max(map(len, target.pieces), default=1) == 1:
         return [(0, 0)]

@@ -30,8 +30,8 @@ from ..show.words import counted
 from ._planner.routes import Move
 from ._planner.schedule import KEPT, kept_schedule
 from ._planner.sides import Ranks, Side
-from .descriptions import Meshes, misfit, regions_of, regions_on
 from .exchanges import Exchanges, agreed_count, log_plan, most_bytes
+from .sharding import Meshes, misfit, regions_of, regions_on
 from .team import Team, kept_group
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from .descriptions import Placements
+    from .trees import Placements
 
 
 _calls: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
@@ -268,7 +268,7 @@ class _Plan(NamedTuple):
         moves = moves_across(tensors, targets, meshes)
         shapes, held = [], []
         for tensor, move, (mesh, _) in zip(tensors, moves, targets):
-            here, there = meshes.see(tensor.device_mesh).here, meshes.see(mesh).here
+            here, there = meshes.view(tensor.device_mesh).coordinate, meshes.view(mesh).coordinate
             shapes.append((0,) * max(tensor.ndim, 1) if there is None else move.target.box(there).length)
             held.append(tuple(tensor._local_tensor.shape) if here is None else move.source.box(here).length)
         sides = {side.ranks for move in moves for side in (move.source, move.target)}
@@ -311,7 +311,7 @@ def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: 
     moves = []
     for tensor, (mesh, placements) in zip(tensors, targets):
         _check(tensor, mesh, placements)
-        shape, sizes = tuple(tensor.shape), meshes.see(mesh).sizes
+        shape, sizes = tuple(tensor.shape), meshes.view(mesh).sizes
         before = regions_of("the tensor", tensor, meshes)
         after = regions_on(placements, None, shape, sizes)
         ends = [meshes.ranks(each) for each in (tensor.device_mesh, mesh)]
@@ -356,8 +356,8 @@ def _check_one_view(mesh: DeviceMesh, members: Sequence[int], meshes: Meshes) ->
     root = mesh._get_root_mesh()
     if root is mesh:
         return
-    own = {*meshes.see(mesh).ranks}
-    others = {*meshes.see(root).ranks}.intersection(members) - own
+    own = {*meshes.view(mesh).ranks}
+    others = {*meshes.view(root).ranks}.intersection(members) - own
     if others:
         have = "has" if len(others) == 1 else "have"
         raise ValueError(

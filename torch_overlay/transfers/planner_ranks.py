@@ -26,36 +26,32 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..distributed.tensor._planner.regions import Box
-from ._planner.pieces import Pieced, PlannedMove
+from ._planner.piece_moves import Pieced, PlannedMove
 from ._planner.routes import Routes, Share
 from ._planner.sides import Ranks, Side
-from .descriptions import (
+from .comparison import (
     SHOWN,
-    SIDES,
-    TORN,
-    Description,
-    Layout,
-    Problem,
-    Tensor,
-    alike,
+    UNCOVERED,
     differences,
+    distinct_descriptions,
+    join_side,
     lacking,
-    one_side,
-    stop,
-    torn,
-    unlike,
-    whole_layout,
+    raise_if_any,
+    uncovered_text,
 )
+from .descriptions import SIDES, Description, Problem, Tensor
 from .hops import end_of
+from .replicas import replica_problems
+from .sharding import Sharding, replicated_sharding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ._planner.pieces import End
+    from ._planner.piece_moves import End
     from .descriptions import Data
     from .team import Team
 
-# Pieces of all ranks: up to here each rank describes its own to all, in one meeting and without a group of words. On 8
+# Pieces of all ranks: up to here each rank describes its own to all, in one meeting and without a control group. On 8
 # ranks both ways took 60 ms of CPU at 1,000 pieces; at 4,000 asking planners took 75 ms and the other way 270.
 LISTED = 1024
 _OTHERS = len(SIDES)  # in place of a side: the number is that of a name that is on a mesh, or plain
@@ -90,17 +86,18 @@ def unpacked(message: bytes) -> tuple[Any, list[int]]:
     return json.loads(message[8:end]), numbers.tolist()
 
 
-def in_pieces(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+def in_pieces(shardings: Mapping[str, Sharding]) -> dict[str, Sharding]:
     """The tensors that are in pieces."""
-    return {name: layout for name, layout in layouts.items() if layout.pieces}
+    return {name: sharding for name, sharding in shardings.items() if sharding.pieces}
 
 
 def without_pieces(said: Mapping[int, Description]) -> dict[int, Description]:
     """What ranks said of tensors on meshes, and of plain ones; of those who said the same, one object."""
     found: dict[int, Description] = {}
-    for description, ranks in alike(said):
+    for description, ranks in distinct_descriptions(said):
         sides = [
-            {name: layout for name, layout in getattr(description, side).items() if not layout.pieces} for side in SIDES
+            {name: sharding for name, sharding in getattr(description, side).items() if not sharding.pieces}
+            for side in SIDES
         ]
         digests = {name: seen for name, seen in (description.digests or {}).items() if name in sides[0]}
         found |= dict.fromkeys(ranks, description._replace(source=sides[0], target=sides[1], digests=digests))
@@ -109,35 +106,35 @@ def without_pieces(said: Mapping[int, Description]) -> dict[int, Description]:
 
 def names_of_others(others: Mapping[int, Description]) -> list[str]:
     """The names that some rank has on a mesh, or plain, ascending."""
-    return sorted({name for each, _ in alike(others) for side in SIDES for name in getattr(each, side)})
+    return sorted({name for each, _ in distinct_descriptions(others) for side in SIDES for name in getattr(each, side)})
 
 
 # --- What a rank states to the planner of a tensor ---
 
 
-def statements(sides: Sequence[Mapping[str, Layout]], planners: int) -> tuple[list[bytes], list[list[list[str]]]]:
+def statements(sides: Sequence[Mapping[str, Sharding]], planners: int) -> tuple[list[bytes], list[list[list[str]]]]:
     """The statement for each planner; and, by planner and side, the names in it, to which answers refer by number.
 
     Args:
         sides: the tensors of this rank that are in pieces.
     """
-    kinds: list[dict[Layout, int]] = [{} for _ in range(planners)]
+    kinds: list[dict[Sharding, int]] = [{} for _ in range(planners)]
     names: list[list[list[str]]] = [[[], []] for _ in range(planners)]
     chosen: list[list[list[int]]] = [[[], []] for _ in range(planners)]
-    for side, layouts in enumerate(sides):
-        for name, layout in layouts.items():
+    for side, shardings in enumerate(sides):
+        for name, sharding in shardings.items():
             planner = planner_of(name, planners)
             known = kinds[planner]
             names[planner][side].append(name)
-            chosen[planner][side].append(known.setdefault(layout, len(known)))
+            chosen[planner][side].append(known.setdefault(sharding, len(known)))
     made = []
     for known, called, lies in zip(kinds, names, chosen):
         types: dict[tuple[str, str], int] = {}
         numbers: list[int] = []
-        for layout in known:
-            boxes = layout.pieces[0]
-            numbers += [types.setdefault((layout.dtype, layout.device), len(types)), len(layout.regions.shape)]
-            numbers += [len(boxes), *layout.regions.shape]
+        for sharding in known:
+            boxes = sharding.pieces[0]
+            numbers += [types.setdefault((sharding.dtype, sharding.device), len(types)), len(sharding.regions.shape)]
+            numbers += [len(boxes), *sharding.regions.shape]
             for box in boxes:
                 numbers += [*box.start, *box.length]
         numbers += itertools.chain(*lies)
@@ -145,7 +142,7 @@ def statements(sides: Sequence[Mapping[str, Layout]], planners: int) -> tuple[li
     return made, names
 
 
-def stated(message: bytes) -> list[list[tuple[str, Layout]]]:
+def stated(message: bytes) -> list[list[tuple[str, Sharding]]]:
     """By side, the names in a statement, each with how it lies."""
     if not message:
         return [[], []]
@@ -159,7 +156,7 @@ def stated(message: bytes) -> list[list[tuple[str, Layout]]]:
         pieces = _boxes(numbers, at, boxes, dims)
         at += 2 * dims * boxes
         dtype, device = types[kind]
-        kinds.append(whole_layout(dtype, shape, (), device)._replace(pieces=(tuple(pieces),)))
+        kinds.append(replicated_sharding(dtype, shape, (), device)._replace(pieces=(tuple(pieces),)))
     found = []
     for some in names:
         found.append([*zip(some, map(kinds.__getitem__, numbers[at : at + len(some)]))])
@@ -185,7 +182,7 @@ def numbers_of(tensor: Tensor, pieces: Pieced) -> list[Numbers]:
 
 
 class _Row(NamedTuple):
-    """How one tensor lies, as ranks state it: by side, (rank, number of its layout)."""
+    """How one tensor lies, as ranks state it: by side, (rank, number of its sharding)."""
 
     lies: tuple[list[Numbers], list[Numbers]]
     places: list[tuple[int, int, int]]  # for each rank that states it: the rank, the side, the number in the statement
@@ -195,7 +192,7 @@ class _Plan(NamedTuple):
     """Tensors that lie alike, planned as one.
 
     Attributes:
-        key: equal for equal layouts of both sides, whichever rank plans them: these tensors travel together.
+        key: equal for equal shardings of both sides, whichever rank plans them: these tensors travel together.
     """
 
     names: list[str]
@@ -228,19 +225,19 @@ class Planner:
         strict: bool = True,
     ) -> None:
         self._gone, self._strict = gone, strict
-        self._others = alike(others)
+        self._others = distinct_descriptions(others)
         self._number = {name: number for number, name in enumerate(names_of_others(others))}
-        self._known: dict[Layout, int] = {}
-        self._layouts: list[Layout] = []
-        self._ends: dict[Layout, End] = {}
+        self._known: dict[Sharding, int] = {}
+        self._shardings: list[Sharding] = []
+        self._ends: dict[Sharding, End] = {}
         self._rows: dict[str, _Row] = {}
         for rank in sorted(messages):
             for side, some in enumerate(stated(messages[rank])):
-                for place, (name, layout) in enumerate(some):
+                for place, (name, sharding) in enumerate(some):
                     row = self._rows.get(name)
                     if row is None:
                         row = self._rows[name] = _Row(([], []), [])
-                    row.lies[side].append((rank, self._called(layout)))
+                    row.lies[side].append((rank, self._called(sharding)))
                     row.places.append((rank, side, place))
         self.problems: list[Problem] = []
         self._both = 0
@@ -248,13 +245,13 @@ class Planner:
         self._wanted: list[str] = []
         self._lost: list[str] = []
         self._asked: dict[int, list[tuple[str, Box]]] = {}
-        self._sources: list[tuple[list[str], Layout]] = []  # names that lie alike, whose replicas are to be compared
+        self._sources: list[tuple[list[str], Sharding]] = []  # names that lie alike, whose replicas are to be compared
         self._plans = [*self._planned()]
 
-    def _called(self, layout: Layout) -> int:
-        number = self._known.setdefault(layout, len(self._known))
-        if number == len(self._layouts):
-            self._layouts.append(layout)
+    def _called(self, sharding: Sharding) -> int:
+        number = self._known.setdefault(sharding, len(self._known))
+        if number == len(self._shardings):
+            self._shardings.append(sharding)
         return number
 
     def _planned(self) -> Iterator[_Plan]:
@@ -273,16 +270,16 @@ class Planner:
             return []
         found = []
         for number, (description, _) in enumerate(self._others):
-            for side, layouts in enumerate((description.source, description.target)):
-                if name in layouts:
-                    found.append((number, side, self._called(layouts[name])))
+            for side, shardings in enumerate((description.source, description.target)):
+                if name in shardings:
+                    found.append((number, side, self._called(shardings[name])))
         return found
 
     def _stated(self, name: str) -> Iterator[tuple[Description, list[int]]]:
         """Descriptions of this tensor alone, with the ranks that say so."""
         for side, lies in enumerate(self._rows[name].lies):
             for rank, number in lies:
-                own = {name: self._layouts[number]}
+                own = {name: self._shardings[number]}
                 yield (Description({}, own) if side else Description(own, {})), [rank]
         if name in self._number:
             for description, ranks in self._others:
@@ -307,7 +304,7 @@ class Planner:
         if not problems and source is not None and target is not None:
             tensor = Tensor(name, source, target)
             pieces = Pieced(tuple(source.regions.shape), self._end(source), self._end(target), self._gone)
-            text = torn(tensor, pieces)
+            text = uncovered_text(tensor, pieces)
             if text is None:
                 self._both += len(names) - 1
                 self._compare_later(names, source)
@@ -320,17 +317,17 @@ class Planner:
             self._plan([other])
         return None
 
-    def _compare_later(self, names: list[str], source: Layout | None) -> None:
+    def _compare_later(self, names: list[str], source: Sharding | None) -> None:
         if source is not None:
             self._sources.append((names, source))
 
-    def _sides(self, name: str) -> tuple[list[Layout | None], list[Problem]]:
+    def _sides(self, name: str) -> tuple[list[Sharding | None], list[Problem]]:
         """How a tensor lies on each side, as all ranks state it together, and what is wrong with a side."""
         stated = sorted(self._stated(name), key=lambda each: each[1][0])
-        sides: list[Layout | None] = []
+        sides: list[Sharding | None] = []
         problems: list[Problem] = []
         for side in SIDES:
-            sides.append(one_side(stated, side, problems, self._gone).get(name))
+            sides.append(join_side(stated, side, problems, self._gone).get(name))
         return sides, problems
 
     def _of(self, names: list[str], tensor: Tensor, pieces: Pieced) -> _Plan | None:
@@ -345,10 +342,10 @@ class Planner:
         one, two = (int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:]))
         return _Plan(names, tensor, pieces, numbers_of(tensor, pieces), (one, two))
 
-    def _end(self, layout: Layout) -> End:
-        if layout not in self._ends:
-            self._ends[layout] = end_of(layout)
-        return self._ends[layout]
+    def _end(self, sharding: Sharding) -> End:
+        if sharding not in self._ends:
+            self._ends[sharding] = end_of(sharding)
+        return self._ends[sharding]
 
     def answers(self, ranks: Sequence[int]) -> list[bytes]:
         """What each of these ranks has to do with the tensors of this planner."""
@@ -396,12 +393,12 @@ class Planner:
             seen = unpacked(digests[rank])[0] if digests[rank] else []
             for (name, box), one in zip(asked, seen):
                 by_place.setdefault(name, {}).setdefault(rank, []).append((box, one))
-        layouts = {name: source for names, source in self._sources for name in names}
-        plain = {name for name, layout in layouts.items() if not layout.pieces}
-        self.problems += unlike([(_only(each, plain, True), ranks) for each, ranks in self._others])
+        shardings = {name: source for names, source in self._sources for name in names}
+        plain = {name for name, sharding in shardings.items() if not sharding.pieces}
+        self.problems += replica_problems([(_only(each, plain, True), ranks) for each, ranks in self._others])
         for name, said in sorted(by_place.items()):
-            self.problems += unlike(
-                [(Description({name: layouts[name]}, {}, None, {name: said[rank]}), [rank]) for rank in sorted(said)]
+            self.problems += replica_problems(
+                [(Description({name: shardings[name]}, {}, None, {name: said[rank]}), [rank]) for rank in sorted(said)]
             )
 
     def verdict(self) -> Data:
@@ -424,7 +421,7 @@ class Planner:
         }
 
 
-def _replicas(source: Layout) -> dict[int, list[int]]:
+def _replicas(source: Sharding) -> dict[int, list[int]]:
     """By rank, the numbers of its pieces that stand more than once among all ranks'."""
     many = Counter(box for boxes in source.pieces for box in boxes if box.elements)
     if not many or max(many.values()) == 1:
@@ -517,7 +514,7 @@ class Answers:
         return [packed([digest(*each) for each in asked], []) if asked else b"" for asked in self._asked]
 
     def moves(
-        self, own: Sequence[Mapping[str, Layout]], others: Sequence[Mapping[str, Layout]], rank: int
+        self, own: Sequence[Mapping[str, Sharding]], others: Sequence[Mapping[str, Sharding]], rank: int
     ) -> Iterator[tuple[Tensor, list[tuple[Numbers, PlannedMove]]]]:
         """The tensors of which this rank has a part, each with its ways.
 
@@ -544,11 +541,14 @@ class Answers:
 
     @staticmethod
     def _elsewhere(
-        name: str, kind: tuple[str, str], own: Sequence[Mapping[str, Layout]], others: Sequence[Mapping[str, Layout]]
-    ) -> Layout:
+        name: str,
+        kind: tuple[str, str],
+        own: Sequence[Mapping[str, Sharding]],
+        others: Sequence[Mapping[str, Sharding]],
+    ) -> Sharding:
         """How a side lies of which this rank has no part: pieces, whose boxes only the planner knows."""
         shape = next(tuple(some[name].regions.shape) for some in (*own, *others) if name in some)
-        return whole_layout(kind[0], shape, (), kind[1])._replace(pieces=((),))
+        return replicated_sharding(kind[0], shape, (), kind[1])._replace(pieces=((),))
 
 
 def _asked(numbers: Sequence[int], names: Sequence[str]) -> Iterator[tuple[str, int]]:
@@ -574,11 +574,11 @@ def _routes(numbers: Sequence[int], at: int, pairs: int, dims: int) -> Iterator[
         at += size * kept
 
 
-def _boxes_of(layout: Layout, rank: int) -> Sequence[Box]:
-    """What a rank has of a layout: of pieces, its own are all that is there."""
-    if layout.pieces:
-        return layout.pieces[0]
-    side = Side(layout.regions, Ranks.of(layout.ranks, layout.regions.sizes))
+def _boxes_of(sharding: Sharding, rank: int) -> Sequence[Box]:
+    """What a rank has of a sharding: of pieces, its own are all that is there."""
+    if sharding.pieces:
+        return sharding.pieces[0]
+    side = Side(sharding.regions, Ranks.of(sharding.ranks, sharding.regions.sizes))
     coordinate = side.ranks.coordinate(rank)
     return () if coordinate is None else (side.box(coordinate),)
 
@@ -653,12 +653,12 @@ class Others(NamedTuple):
     Attributes:
         tensors: in order of name.
         left_out: by side, the names that only it has, those in pieces among them.
-        layouts: by side, how all lies that isn't in pieces.
+        shardings: by side, how all lies that isn't in pieces.
     """
 
     tensors: list[Tensor]
     left_out: dict[str, tuple[str, ...]]
-    layouts: list[dict[str, Layout]]
+    shardings: list[dict[str, Sharding]]
 
 
 def agreed_beside(
@@ -670,34 +670,37 @@ def agreed_beside(
         ValueError: something doesn't fit; names the tensors. The same on all ranks.
     """
     mixed, alone = (
-        [(_only(each, verdict.others, is_in), ranks) for each, ranks in alike(others)] for is_in in (True, False)
+        [(_only(each, verdict.others, is_in), ranks) for each, ranks in distinct_descriptions(others)]
+        for is_in in (True, False)
     )
 
     def stop_at(stage: int, own: Sequence[Problem], why: str | None = None) -> None:
         some = [problem for problem in verdict.problems if problem.stage == stage]
         texts = [problem.text for problem in sorted([*own, *some], key=lambda problem: problem[:3])]
         more = {} if why is None else {"why": why}
-        stop(texts, len(own) + (verdict.many if some else 0), **more)
+        raise_if_any(texts, len(own) + (verdict.many if some else 0), **more)
 
     problems: list[Problem] = []
-    sides = [one_side(alone, side, problems, gone) for side in SIDES]
-    stop_at(0, problems + unlike(alone, problems))
+    sides = [join_side(alone, side, problems, gone) for side in SIDES]
+    stop_at(0, problems + replica_problems(alone, problems))
     both = sides[0].keys() & sides[1].keys()
     left_out = [sorted({*found} - both) + names for found, names in zip(sides, verdict.alone)]
     if not strict and not both and not verdict.both:
         lone = sorted([(name, sides) for names, sides in zip(left_out, (SIDES, SIDES[::-1])) for name in names])
-        stop(["they have no name in common", *itertools.starmap(lacking, lone)])
+        raise_if_any(["they have no name in common", *itertools.starmap(lacking, lone)])
     names = sorted({*sides[0], *sides[1]} if strict else both)
     stop_at(1, [Problem(1, 0, n, text) for n in names for text in differences(n, *[side.get(n) for side in sides])])
-    stop_at(2, [], TORN)
-    lies = [found | one_side(mixed, side, [], gone) for found, side in zip(sides, SIDES)]
+    stop_at(2, [], UNCOVERED)
+    lies = [found | join_side(mixed, side, [], gone) for found, side in zip(sides, SIDES)]
     tensors = [Tensor(name, *[side[name] for side in sides]) for name in sorted(both)]
     return Others(tensors, {side: tuple(sorted(names)) for side, names in zip(SIDES, left_out)}, lies)
 
 
 def _only(description: Description, names: set[str], is_in: bool) -> Description:
     """What a rank says of the tensors with these names, or of the others."""
-    source, target = ({n: layout for n, layout in some.items() if (n in names) == is_in} for some in description[:2])
+    source, target = (
+        {n: sharding for n, sharding in some.items() if (n in names) == is_in} for some in description[:2]
+    )
     digests = {name: seen for name, seen in (description.digests or {}).items() if (name in names) == is_in}
     return description._replace(source=source, target=target, digests=digests)
 
@@ -719,7 +722,7 @@ def ask_planners(
         digest: of the piece of a source, by its name and number.
         enter: hears of each step, and whether it waits for others.
     """
-    messages, names = statements([in_pieces(layouts) for layouts in (own.source, own.target)], len(team.ranks))
+    messages, names = statements([in_pieces(shardings) for shardings in (own.source, own.target)], len(team.ranks))
     enter("telling planners of pieces", True)
     came = dict(zip(team.ranks, team.swap(messages)))
     enter("planning pieces", False)

@@ -15,9 +15,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from ..distributed.tensor._redistribute import redistribute_local_tensor
-from .descriptions import Meshes, Placements, leaves, mapped, regions_of, regions_on, settled, target_placements
 from .mesh_moves import Change, batches, change_meshes, change_together, made_like, read_change
+from .pieces import settled
+from .sharding import Meshes, regions_of, regions_on
 from .team import is_gloo
+from .trees import Placements, leaves, mapped, target_placements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

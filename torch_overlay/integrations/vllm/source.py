@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_overlay.transfers.descriptions import names_for
 from torch_overlay.transfers.landings import Meta
+from torch_overlay.transfers.trees import names_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,13 +11,13 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
-from .pieces import Cell, Listed, OnMesh, Pieced, without
+from .piece_moves import Cell, Listed, OnMesh, Pieced, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ...distributed.tensor._planner.regions import Box
-    from .pieces import End, Slot
+    from .piece_moves import End, Slot
     from .routes import Routes
 
 STRIPE = 64 << 10  # bytes of the shortest stripe: shorter messages cost more than their bytes

@@ -26,7 +26,7 @@ from .routes import Move, balance
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from .pieces import PieceMove, PlannedMove
+    from .piece_moves import PieceMove, PlannedMove
 
     AnyMove = Move | PieceMove | PlannedMove
 

@@ -1,0 +1,338 @@
+"""What all ranks of a `Transfer` agree on when they make it: the tensors, and which rank sends what. Start at `agree`.
+
+Each rank describes its tensors to all others in one meeting. If there are too many pieces for that, each tensor in
+pieces is planned by one rank (`planner_ranks`), and the others hear of their own part.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ..distributed._mesh.text import of_ranks
+from .comparison import agreed, by_sentence, check_ranks, contents_of, raise_if_any
+from .descriptions import SIDES, all_from_data, as_data, describe
+from .hops import Hop, hops_of, relays_of
+from .meeting import Place, living
+from .pieces import Pieces, digest
+from .planner_ranks import (
+    Verdict,
+    agreed_beside,
+    ask_planners,
+    in_pieces,
+    is_among,
+    names_of_others,
+    without_pieces,
+)
+from .team import Team
+from .tensor_moves import TensorMove, check_nothing_is_lost, moves_from_planners, moves_of, moves_of_checkpoint
+from .transfer_group import common_of, meeting_of, most_listed, new_control_group
+from .transfer_plan import bytes_to_read_into
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroup
+
+    from ._planner.relay import Relay
+    from .checkpoint import Contents
+    from .descriptions import Described, Description, Tensor
+    from .meeting import Meeting
+    from .pieces import Given
+    from .planner_ranks import Answers
+    from .tensor_files import Files
+    from .trees import Names
+
+    Sides = tuple[Mapping[str, Given], Mapping[str, Given]]  # the source's tensors by name, and the target's
+
+
+class Options(NamedTuple):
+    """The options of a `Transfer` on this rank; see its arguments."""
+
+    budget: int
+    group: ProcessGroup | Sequence[int] | Place | None
+    names: Names
+    gone: Sequence[int]
+    strict: bool
+    keep: bool
+    timeout: timedelta | None
+    changes: bool | str
+    relay: bool
+    host: str | None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What this rank knows after all ranks have agreed. The same on every rank, but for what the text calls its own.
+
+    Attributes:
+        place: where the ranks met; None if they are ranks of the world.
+        gone: the ranks that have left.
+        budget: the smallest one that a rank gave, in bytes.
+        tensors: what is moved, in order of name. Where planners planned, of tensors in pieces this rank's own alone.
+        moves: how they are moved; where planners planned, in the same way this rank's own.
+        hops: with `relay`, the moves after the first hop.
+        tensor_count: how many tensors are moved by any rank.
+        ends: the ranks of the source, and those of the target, also those that are gone.
+        ranks: those of both sides, without those that are gone, ascending.
+        device_type: of the tensors.
+        left_out: for "source" and "target", the names that only this side has.
+        tied: the names of targets that are one block of memory on some rank.
+        contents: the checkpoint that is the source; None if tensors are.
+        files: the checkpoint's files, if this rank reads it: its own.
+        verdict: what planners said to all ranks; None if nobody asked planners.
+        name_keys: the keys of the names that planners planned, ascending.
+    """
+
+    place: Place | None
+    gone: frozenset[int]
+    budget: int
+    tensors: Sequence[Tensor]
+    moves: list[TensorMove]
+    hops: list[Hop]
+    tensor_count: int
+    ends: tuple[set[int], set[int]]
+    ranks: list[int]
+    device_type: str
+    left_out: dict[str, tuple[str, ...]]
+    tied: set[tuple[str, ...]]
+    contents: Contents | None
+    files: Files | None
+    verdict: Verdict | None
+    name_keys: array[int]
+
+    def indices_of(self, names: tuple[str, ...] | None) -> tuple[Sequence[int], list[str]]:
+        """Find the moves of these names; of all names, if None.
+
+        Returns:
+            The indices of the moves, and for each name that no rank moves what is wrong, in words.
+        """
+        if names is None:
+            return range(len(self.moves)), []
+        by_name: dict[str, list[int]] = {}
+        for index, move in enumerate(self.moves):
+            by_name.setdefault(move.tensor.name, []).append(index)
+        unknown = [
+            f"only names {name!r}, which this Transfer doesn't move"
+            for name in names
+            if name not in by_name and not is_among(self.name_keys, name)
+        ]
+        return [index for name in names for index in by_name.get(name, ())], unknown
+
+
+def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meeting, Sides]:
+    """Describe this rank's tensors to all ranks that make the Transfer, hear theirs, and list the moves. Collective.
+
+    Returns:
+        The agreement; the meeting, whose name is that of this Transfer in the store; and the tensors that this rank
+        gives. The agreement doesn't hold these, so that a closed Transfer keeps no tensor.
+
+    Raises:
+        ValueError: on all ranks, with the names of the tensors, if what ranks described doesn't fit.
+        RuntimeError: a rank didn't come within the timeout, or left meanwhile. Names it.
+    """
+    place = options.group if isinstance(options.group, Place) else None
+    gone = frozenset(living(options.gone, "gone", None if place is None else place.size))
+    meeting = meeting_of(options.group, gone)
+    meeting.timeout = options.timeout or meeting.timeout
+    # A relay is planned from the pieces of all ranks.
+    most = None if options.relay else most_listed(place, len(meeting.ranks))
+    own = describe(source, target, options.names, place, most)
+    own = own._replace(description=_with_options(own.description, options))
+    descriptions = all_from_data(meeting.say(as_data(own.description)))
+    tensors: Sequence[Tensor] = []
+    left_out: dict[str, tuple[str, ...]] = {}
+    try:
+        check_ranks(descriptions)
+        contents = contents_of(descriptions)
+        is_listed = not any(description.unlisted for description in descriptions.values())
+        if contents is not None and not is_listed:
+            # Readers cut the files by the pieces of all targets. So those who kept theirs for the planners list them.
+            listed = as_data(own.description._replace(unlisted=0))
+            descriptions, is_listed = all_from_data(meeting_of(options.group, gone).say(listed)), True
+        if is_listed:
+            tensors, left_out = agreed(descriptions, gone, options.strict)
+    except ValueError as error:
+        raise error from own.error
+    # Ranks without a part in the Transfer give no budget.
+    budget = min(d.budget for d in descriptions.values() if d.budget is not None)
+    hosts = {rank: d.host for rank, d in descriptions.items() if d.host is not None}
+    planned = _Planned(None, array("q"))
+    relays: dict[str, Relay] = {}
+    if not is_listed:
+        tensors, left_out, moves, planned = _ask_planners(meeting, own, descriptions, options, gone)
+    elif contents is None:
+        relays = relays_of(tensors, hosts) if options.relay else {}
+        moves = moves_of(tensors, gone, relays)
+    else:
+        if options.changes:
+            raise ValueError("changes= compares tensors of two runs, and the source is a checkpoint. Leave it out.")
+        room = bytes_to_read_into(budget)
+        moves, relays = moves_of_checkpoint(tensors, contents, room, meeting.rank, hosts if options.relay else None)
+    verdict = planned.verdict
+    known = tensors if planned.on_meshes is None else planned.on_meshes
+    ends = _ends(known, verdict)
+    hops = hops_of([(move.tensor, move.numbers[1]) for move in moves], relays)
+    check_nothing_is_lost(moves, gone, verdict)
+    agreement = Agreement(
+        place=place,
+        gone=gone,
+        budget=budget,
+        tensors=tensors,
+        moves=moves,
+        hops=hops,
+        tensor_count=len(known) + (0 if verdict is None else verdict.tensors),
+        ends=ends,
+        ranks=sorted({*ends[0], *ends[1]} - gone),
+        device_type=_device_type(known, verdict),
+        left_out=left_out,
+        tied={names for description in descriptions.values() for names in description.tied},
+        contents=contents,
+        files=own.files,
+        verdict=verdict,
+        name_keys=planned.name_keys,
+    )
+    return agreement, meeting, own.sides
+
+
+def _with_options(description: Description, options: Options) -> Description:
+    """Return the description with the options that ranks compare."""
+    return description._replace(
+        budget=options.budget,
+        strict=options.strict,
+        keep=options.keep,
+        timeout=None if options.timeout is None else options.timeout.total_seconds(),
+        changes=options.changes,
+        relay=options.relay,
+        host=options.host,
+    )
+
+
+def _ends(tensors: Sequence[Tensor], verdict: Verdict | None) -> tuple[set[int], set[int]]:
+    """Return the ranks of all sources and those of all targets.
+
+    Args:
+        tensors: those that all ranks know.
+        verdict: tells of those that planners planned.
+    """
+    sources, targets = ({rank for tensor in tensors for rank in getattr(tensor, side).ranks} for side in SIDES)
+    if verdict is not None:
+        sources, targets = sources | verdict.ranks[0], targets | verdict.ranks[1]
+    return sources, targets
+
+
+def _device_type(tensors: Sequence[Tensor], verdict: Verdict | None) -> str:
+    """Return the device type of the first tensor by name, which all ranks know; "cpu" if there is no tensor."""
+    firsts = [(tensor.name, tensor.source.device) for tensor in tensors[:1]]
+    if verdict is not None and verdict.first is not None:
+        firsts.append(verdict.first)
+    return min(firsts)[1] if firsts else "cpu"
+
+
+class _Planned(NamedTuple):
+    """What all ranks know of tensors that planners planned.
+
+    Attributes:
+        on_meshes: the tensors that all ranks know, since no rank has them in pieces; None if nobody asked planners.
+    """
+
+    verdict: Verdict | None
+    name_keys: array[int]
+    on_meshes: Sequence[Tensor] | None = None
+
+
+def _ask_planners(
+    meeting: Meeting, own: Described, descriptions: Mapping[int, Description], options: Options, gone: frozenset[int]
+) -> tuple[Sequence[Tensor], dict[str, tuple[str, ...]], list[TensorMove], _Planned]:
+    """Agree where there are too many pieces to tell all ranks: ask planners, then hear the verdict. Collective.
+
+    Returns:
+        This rank's tensors, the names that only one side has, this rank's moves, and what all ranks know.
+
+    Raises:
+        ValueError: on all ranks, with the names of the tensors, if something doesn't fit.
+        RuntimeError: a rank left meanwhile. Names it.
+    """
+    others = without_pieces(descriptions)
+    members = [rank for rank, d in sorted(descriptions.items()) if d.source or d.target or d.unlisted]
+    answers, own_verdict = None, dict[str, Any]()
+    if meeting.rank in members:
+        answers, own_verdict = _ask_in_time(meeting, members, own, others, options, gone)
+    verdict_meeting = meeting_of(options.group, gone)
+    verdict_meeting.timeout = meeting.timeout
+    verdicts = verdict_meeting.say(own_verdict)
+    raise_if_any(by_sentence({rank: [v["problem"]] for rank, v in sorted(verdicts.items()) if v.get("problem")}))
+    verdict = Verdict.of(verdicts.values(), names_of_others(others))
+    beside = agreed_beside(verdict, others, gone, options.strict)
+    moves = moves_of(beside.tensors, gone, {})
+    if answers is None:
+        return beside.tensors, beside.left_out, moves, _Planned(verdict, array("q"), beside.tensors)
+    pieces = [in_pieces(shardings) for shardings in (own.description.source, own.description.target)]
+    moves = moves_from_planners(moves, answers, pieces, beside, meeting.rank)
+    tensors = [*{move.tensor.name: move.tensor for move in moves}.values()]
+    return tensors, beside.left_out, moves, _Planned(verdict, answers.keys, beside.tensors)
+
+
+def _ask_in_time(
+    meeting: Meeting,
+    members: Sequence[int],
+    own: Described,
+    others: Mapping[int, Description],
+    options: Options,
+    gone: frozenset[int],
+) -> tuple[Answers, dict[str, Any]]:
+    """Ask planners, and end the waits that take longer than the timeout. Collective over the members.
+
+    Args:
+        members: the ranks that have tensors; each of them is a planner.
+
+    Returns:
+        The answers to this rank, and what its own planner has to tell all ranks.
+
+    Raises:
+        RuntimeError: a member failed, or didn't come in time. Names it.
+    """
+
+    def read(name: str, number: int) -> str:
+        given = own.sides[0][name]
+        if not isinstance(given, Pieces):
+            raise AssertionError("a planner asks for digests of pieces")
+        return digest(given.pieces[number]._local_tensor)
+
+    team = Team(None, members, meeting.rank, torch.device("cpu"))
+    if len(members) == 1:
+        return ask_planners(team, own.description, others, gone, options.strict, read, lambda text, waits: None)
+    place = options.group if isinstance(options.group, Place) else None
+    common, teams = common_of(place), [team]
+    store = dist.PrefixStore(f"{meeting.name}/pieces", common.store)
+    watch = Watch(
+        members,
+        meeting.rank,
+        store,
+        meeting.timeout,
+        meeting.keeper,
+        lambda: teams[-1].close_connections(),
+        lambda: common.count_failure(members),
+    )
+    try:
+        watch.enter("making the control group", True)
+        name = f"{meeting.name}/words"
+        control, tag = common.control_group(members, store, lambda: new_control_group(place, members, name, meeting))
+        team = Team(control, members, meeting.rank, torch.device("cpu"))
+        teams.append(team)
+        team.use_control_group(control, tag)
+        team.wait_longer(meeting.timeout)
+        answered = ask_planners(team, own.description, others, gone, options.strict, read, watch.enter)
+    except Exception as error:
+        said = watch.settle(error, is_own=not watch.position.waits)
+        watch.close()
+        raise RuntimeError(f"A Transfer over {of_ranks(members)} can't be made: {said}") from error
+    watch.end()
+    watch.close()
+    return answered

@@ -1,0 +1,249 @@
+"""Compare what all ranks say of a transfer's tensors. All ranks compare the same descriptions, find the same mistakes,
+and raise the same error. Start at `agreed`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..distributed._mesh.text import of_ranks
+from .checkpoint import Contents
+from .descriptions import SIDES, Problem, Tensor
+from .replicas import replica_problems
+from .sharding import CASTS, replicated_sharding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ._planner.piece_moves import Pieced
+    from .descriptions import Description
+    from .sharding import Sharding
+
+SHOWN = 5  # problems in one error
+UNCOVERED = "The source of a transfer isn't whole"
+
+
+def agreed(
+    descriptions: Mapping[int, Description], gone: frozenset[int] = frozenset(), strict: bool = True
+) -> tuple[list[Tensor], dict[str, tuple[str, ...]]]:
+    """Put the descriptions of all ranks together.
+
+    Args:
+        descriptions: by rank, of all ranks that aren't gone.
+        gone: ranks that have left, and send nothing. Meshes may still have them.
+        strict: whether a name that only one side has is an error.
+
+    Returns:
+        The tensors in order of name; and for "source" and "target" the names that only this side has.
+
+    Raises:
+        ValueError: something doesn't fit. Names the tensors.
+    """
+    check_ranks(descriptions)
+    problems: list[Problem] = []
+    distinct = distinct_descriptions(descriptions)
+    sides = [join_side(distinct, side, problems, gone) for side in SIDES]
+    raise_if_any([problem.text for problem in problems + replica_problems(distinct, problems)])
+    texts: list[str] = []
+    contents = contents_of(descriptions)
+    if contents is not None:
+        sides[0] = _shardings_of_checkpoint(contents, sides, descriptions)
+    both = sorted(sides[0].keys() & sides[1].keys())
+    alone = {name: tuple(sorted(side.keys() - set(both))) for name, side in zip(SIDES, sides)}
+    if not strict and not both:
+        texts.append("they have no name in common")
+    # Without a common name, the error lists the names of both sides: they often differ by a prefix.
+    for name in both if not strict and both else sorted({*sides[0], *sides[1]}):
+        texts += differences(name, *[side.get(name) for side in sides])
+    raise_if_any(texts)
+    return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
+
+
+def check_ranks(descriptions: Mapping[int, Description]) -> None:
+    """Check that every rank can take part, and that all give the same options. Raises ValueError, on all ranks."""
+    problems = {rank: [d.problem] for rank, d in sorted(descriptions.items()) if d.problem is not None}
+    raise_if_any(by_sentence(problems))
+    _check_options(descriptions)
+
+
+def contents_of(descriptions: Mapping[int, Description]) -> Contents | None:
+    """Return the checkpoint that is the source; None if tensors are. Raises ValueError if its readers see different
+    files."""
+    return Contents.of({rank: d.checkpoint for rank, d in descriptions.items() if d.checkpoint is not None})
+
+
+def _shardings_of_checkpoint(
+    contents: Contents, sides: Sequence[Mapping[str, Sharding]], descriptions: Mapping[int, Description]
+) -> dict[str, Sharding]:
+    """Return the shardings of a checkpoint's tensors, by name: whole on each reader, on the device of the target.
+
+    Raises:
+        ValueError: other ranks give tensors as the source.
+    """
+    if sides[0]:
+        others = sorted(rank for rank, description in descriptions.items() if description.source)
+        raise ValueError(
+            f"The source of a transfer is a checkpoint on {of_ranks(contents.ranks)}, and tensors on "
+            f"{of_ranks(others)}: give the same kind, or None, on all ranks."
+        )
+    by_name = {}
+    for name, number in contents.numbers.items():
+        entry, target = contents.entries[number], sides[1].get(name)
+        device = "cpu" if target is None else target.device
+        by_name[name] = replicated_sharding(entry.dtype, entry.shape, contents.ranks, device)
+    return by_name
+
+
+def _check_options(descriptions: Mapping[int, Description]) -> None:
+    """Check that all ranks give the same `strict`, `keep`, `timeout`, `changes` and `relay`.
+
+    With `strict` on some ranks only, these would stop at a name that only one side has, and the others would wait.
+
+    Raises:
+        ValueError: on all ranks, with the values and their ranks.
+    """
+    for option in ("strict", "keep", "timeout", "changes", "relay"):
+        by_value: dict[object, list[int]] = {}
+        for rank, description in sorted(descriptions.items()):
+            by_value.setdefault(getattr(description, option), []).append(rank)
+        if len(by_value) > 1:
+            given = ", and ".join(f"{option}={value} on {of_ranks(ranks)}" for value, ranks in by_value.items())
+            raise ValueError(f"All ranks of a Transfer give the same {option}=; got {given}.")
+
+
+def distinct_descriptions(descriptions: Mapping[int, Description]) -> list[tuple[Description, list[int]]]:
+    """Return each description once, with the ranks that gave it: all ranks of a mesh say the same of its tensors."""
+    by_id: dict[int, tuple[Description, list[int]]] = {}
+    for rank, description in sorted(descriptions.items()):
+        by_id.setdefault(id(description), (description, []))[1].append(rank)
+    return [*by_id.values()]
+
+
+def join_side(
+    descriptions: Sequence[tuple[Description, list[int]]], side: str, problems: list[Problem], gone: frozenset[int]
+) -> dict[str, Sharding]:
+    """Put together what ranks say of one side: pieces and plain tensors get the ranks that gave them.
+
+    Args:
+        descriptions: each with the ranks that gave it.
+        side: "source" or "target".
+        problems: this function adds tensors of which ranks say different things, or which a rank of their mesh lacks.
+        gone: ranks that needn't say anything.
+
+    Returns:
+        The sharding of each tensor by name; of one with a problem, that of the first rank.
+    """
+    by_name: dict[str, dict[Sharding, list[int]]] = {}
+    for description, ranks in descriptions:
+        for name, sharding in getattr(description, side).items():
+            by_name.setdefault(name, {}).setdefault(sharding, []).extend(ranks)
+    for name, by_sharding in sorted(by_name.items()):
+        _join_pieces(by_sharding)
+        if len(by_sharding) == 1 and not (plain := next(iter(by_sharding))).ranks:
+            ranks = sorted(by_sharding.pop(plain))
+            by_sharding[replicated_sharding(plain.dtype, tuple(plain.regions.shape), ranks, plain.device)] = ranks
+        if len(by_sharding) > 1:
+            views: dict[str, list[int]] = {}
+            for sharding, ranks in by_sharding.items():
+                views.setdefault(str(sharding), []).extend(ranks)
+            said = ", and ".join(f"{view} on {of_ranks(sorted(ranks))}" for view, ranks in views.items())
+            # FSDP2 x TP shards a norm's weight by FSDP alone, on one mesh for each TP rank. It isn't assumed that both
+            # have equal values: experts of one name on different meshes look the same, and differ.
+            are_beside = len({sharding._replace(ranks=()) for sharding in by_sharding}) == 1
+            are_beside = are_beside and bool(next(iter(by_sharding)).ranks)
+            hint = "; if both are the same, give it on one mesh of all these ranks (DTensor.from_local)"
+            text = f"the {side} {name!r} is {said}{hint if are_beside else ''}"
+            problems.append(Problem(0, SIDES.index(side), name, text))
+        known = {rank for ranks in by_sharding.values() for rank in ranks}
+        (sharding, (rank, *_)), *_ = by_sharding.items()
+        missing = [other for other in sharding.ranks if other not in known and other not in gone]
+        if missing:
+            lack = f"{of_ranks(missing)} {_do(missing)}n't have it"
+            text = f"the {side} {name!r} of rank {rank} is {sharding}, and {lack}"
+            problems.append(Problem(0, SIDES.index(side), name, text))
+    return {name: next(iter(by_sharding)) for name, by_sharding in by_name.items()}
+
+
+def _join_pieces(by_sharding: dict[Sharding, list[int]]) -> None:
+    """Replace the shardings of one tensor, if all of them are pieces that each rank listed for itself, by one sharding
+    that has the pieces of all ranks. Changes the dict; leaves it as it is if dtypes, shapes or devices differ."""
+    without_pieces = {sharding._replace(pieces=()) for sharding in by_sharding}
+    if len(without_pieces) > 1 or not all(sharding.pieces for sharding in by_sharding):
+        return
+    boxes = {rank: sharding.pieces[0] for sharding, ranks in by_sharding.items() for rank in ranks}
+    ranks = sorted(boxes)
+    by_sharding.clear()
+    joined = without_pieces.pop()._replace(ranks=tuple(ranks), pieces=tuple([boxes[rank] for rank in ranks]))
+    by_sharding[joined] = ranks
+
+
+def by_sentence(problems: Mapping[int, Sequence[str]]) -> list[str]:
+    """Write the problems of all ranks for an error, each sentence once, with the ranks that say it.
+
+    >>> by_sentence({0: ["no memory"], 1: ["no memory"], 2: ["no file"]})
+    ['ranks 0, 1: no memory', 'rank 2: no file']
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, sentences in problems.items():
+        for sentence in sentences:
+            ranks.setdefault(sentence.removesuffix("."), []).append(rank)
+    by_ranks: dict[tuple[int, ...], list[str]] = {}
+    for sentence, who in ranks.items():
+        by_ranks.setdefault(tuple(who), []).append(sentence)
+    return [f"{of_ranks(who)}: {'; '.join(sentences)}" for who, sentences in by_ranks.items()]
+
+
+def _do(ranks: Sequence[int]) -> str:
+    """Return the verb for a sentence about these ranks."""
+    return "does" if len(ranks) == 1 else "do"
+
+
+def lacking(name: str, sides: Sequence[str]) -> str:
+    """Say that the first of two sides has a name, and the second doesn't."""
+    has, lacks = sides
+    return f"the {has} has {name!r}, and the {lacks} doesn't"
+
+
+def differences(name: str, source: Sharding | None, target: Sharding | None) -> Iterable[str]:
+    """Say why the two sides of a tensor don't fit, in words; nothing if they do. None is a side that lacks the name."""
+    if source is None or target is None:
+        return [lacking(name, SIDES if target is None else SIDES[::-1])]
+    if source.regions.shape != target.regions.shape:
+        return [f"{name!r} has shape {source.regions.shape} in the source and {target.regions.shape} in the target"]
+    if source.dtype != target.dtype and not CASTS.issuperset((source.dtype, target.dtype)):
+        return [
+            f"{name!r} is {source.dtype} in the source and {target.dtype} in the target; only types among "
+            f"{', '.join(sorted(CASTS))} are cast: convert it before"
+        ]
+    if source.device != target.device:
+        return [f"{name!r} is on {source.device} in the source and on {target.device} in the target"]
+    if target.regions.pending:
+        return [f"the target {name!r} has a pending reduction ({target.regions}), which nothing can be written into"]
+    return []
+
+
+def raise_if_any(
+    problems: Sequence[str], count: int = 0, why: str = "The source and the target of a transfer don't fit"
+) -> None:
+    """Raise a ValueError that names the first few problems, if there are any.
+
+    Args:
+        problems: in words; all of them, or at least the first SHOWN.
+        count: how many there are, if `problems` aren't all.
+        why: begins the error.
+    """
+    if problems:
+        count = max(count, len(problems))
+        more = f"; and {count - SHOWN} more" if count > SHOWN else ""
+        raise ValueError(f"{why}: {'; '.join(problems[:SHOWN])}{more}.")
+
+
+def uncovered_text(tensor: Tensor, pieces: Pieced) -> str | None:
+    """Say which box of a tensor the pieces of its source leave out, in words; None if they cover it."""
+    missing = pieces.missing() if tensor.source.pieces else None
+    if missing is None:
+        return None
+    return (
+        f"the pieces of {tensor.name!r}, of shape {tuple(tensor.source.regions.shape)}, leave out what starts at "
+        f"{missing.start} and has shape {missing.length}"
+    )

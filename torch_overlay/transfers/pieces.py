@@ -1,0 +1,340 @@
+"""What a rank may give as a tensor: a DTensor, a plain tensor, or pieces of a larger one. Start at `own_tensors`.
+
+A tensor with a chunk list of `torch.distributed.checkpoint` is read as pieces, too. At the end: the memory of a local
+tensor, and digests of its values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+
+from ..distributed.tensor._planner.regions import Box
+from ._planner.memory import Memory, Part
+from .trees import leaves, names_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypeAlias
+
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    from .trees import Names
+
+    Given: TypeAlias = "DTensor | Plain | Pieces"
+
+
+class Plain:
+    """A plain tensor, with the attributes that a transfer reads of a DTensor. Each rank that gives it has all of it."""
+
+    device_mesh = _spec = None
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._local_tensor = tensor
+
+    @property
+    def shape_and_box(self) -> tuple[tuple[int, ...], Box]:
+        """The shape of the whole tensor, and the box of it that this rank gives: for a plain tensor, all of it."""
+        shape = tuple(self._local_tensor.shape)
+        return shape, Box((0,) * len(shape), shape)
+
+
+class Piece(Plain):
+    """A plain tensor that holds a box of a larger one. See `torch_overlay.piece` for the arguments.
+
+    Raises:
+        TypeError: `local` is no plain tensor.
+        ValueError: the box isn't inside the whole, or has another number of dims.
+    """
+
+    def __init__(self, local: torch.Tensor, shape: Sequence[int], start: Sequence[int]) -> None:
+        if not isinstance(local, torch.Tensor) or isinstance(local, DTensor):
+            raise TypeError(f"piece() needs a plain tensor, what this rank holds; got a {type(local).__name__}.")
+        self.shape, self.start, length = tuple(shape), tuple(start), tuple(local.shape)
+        if not len(self.shape) == len(self.start) == len(length):
+            raise ValueError(
+                f"A piece, its whole and its start have as many dims; got a piece of shape {length}, a whole of shape "
+                f"{self.shape} and the start {self.start}."
+            )
+        if any(not 0 <= at <= at + part <= whole for at, part, whole in zip(self.start, length, self.shape)):
+            raise ValueError(
+                f"A piece of shape {length} that starts at {self.start} isn't inside a whole of shape {self.shape}."
+            )
+        super().__init__(local)
+
+    @property
+    def shape_and_box(self) -> tuple[tuple[int, ...], Box]:
+        """The shape of the whole tensor, and the box of it that this piece holds."""
+        return self.shape, Box(self.start, tuple(self._local_tensor.shape))
+
+    def __repr__(self) -> str:
+        return piece_text(*self.shape_and_box)
+
+
+def piece_text(shape: tuple[int, ...], box: Box) -> str:
+    """Write a piece as a call of `piece`, for errors.
+
+    Args:
+        shape: of the whole tensor.
+
+    >>> piece_text((8, 6), Box((4, 0), (4, 6)))
+    'piece((4, 6), (8, 6), (4, 0))'
+    """
+    return f"piece({box.length}, {shape}, {box.start})"
+
+
+class Chunk(Piece):
+    """A piece that is read from the chunk list of a tensor, as `torch.distributed.checkpoint` asks for it.
+
+    Megatron-FSDP attaches a chunk list to the local tensors of its DTensors, because it cuts their rows where no
+    placement of torch's does. Each run asks for the chunk list and for the local tensor again.
+
+    Args:
+        owner: the DTensor, or the tensor that has the chunk list.
+        name: of the tensor in the tree.
+        number: of the chunk in the list.
+        shape: of the whole tensor.
+
+    Raises:
+        ValueError: the chunk's size isn't the shape of the local tensor.
+    """
+
+    def __init__(self, owner: torch.Tensor, name: str, number: int, shape: Sequence[int]) -> None:
+        self.owner, self._name, self._number = owner, name, number
+        chunk = _chunk_list(owner)[number]
+        self.start = tuple(chunk.offsets)
+        local = self._local_tensor
+        if tuple(local.shape) != tuple(chunk.sizes):
+            raise ValueError(
+                f"{name!r} has a chunk list, which says that a part of shape {tuple(chunk.sizes)} begins at "
+                f"{self.start}, and the local tensor has shape {tuple(local.shape)}. Say with piece() what it holds."
+            )
+        self.shape = Piece(local, shape, self.start).shape  # checks that the box is inside
+
+    @property
+    def _local_tensor(self) -> torch.Tensor:  # type: ignore[override]
+        """The tensor of this chunk as it is now: the whole local tensor, unless its class gives single shards."""
+        local = _tensor_with_chunks(self.owner)
+        find = getattr(local, "__get_tensor_shard__", None)
+        if find is None:
+            return local
+        from torch.distributed.checkpoint.metadata import MetadataIndex  # imports all of DCP, in 0.1 s
+
+        shard: torch.Tensor = find(MetadataIndex(self._name, self.start, self._number))
+        return shard
+
+    @property
+    def moved_text(self) -> str | None:
+        """How the chunk list has changed since the transfer was made, in words; None if the chunk still begins at
+        `start`."""
+        chunks = _chunk_list(self.owner) if hasattr(_tensor_with_chunks(self.owner), "__create_chunk_list__") else []
+        start = tuple(chunks[self._number].offsets) if self._number < len(chunks) else None
+        if start is None:
+            return f"is in no chunk list and was the one that begins at {self.start}"
+        return None if start == self.start else f"is a chunk that begins at {start}, and that began at {self.start}"
+
+
+def _tensor_with_chunks(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor whose chunk list counts: a DTensor's local tensor, else the tensor itself.
+
+    A DTensor has a chunk list of its own, which torch makes of its placements. It says nothing new.
+    """
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _chunk_list(tensor: torch.Tensor) -> list[ChunkStorageMetadata]:
+    """Ask a tensor for its chunks on this rank, each with its offsets in the whole and its sizes."""
+    chunks: list[ChunkStorageMetadata] = _tensor_with_chunks(tensor).__create_chunk_list__()  # type: ignore[attr-defined]
+    return chunks
+
+
+def _is_read_by_chunks(tensor: torch.Tensor) -> bool:
+    """True if a tensor has a chunk list. With a pending reduction it isn't read: its chunks hold terms of a sum, not
+    values."""
+    is_pending = isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements)
+    return not is_pending and hasattr(_tensor_with_chunks(tensor), "__create_chunk_list__")
+
+
+def _pieces_of_chunks(name: str, tensor: torch.Tensor) -> tuple[Chunk, ...]:
+    """Return the pieces that a tensor's chunk list says this rank has; none if the list is empty.
+
+    Raises:
+        ValueError: the list doesn't fit the local tensor, or nothing says the shape of the whole tensor.
+    """
+    chunks = _chunk_list(tensor)
+    if not chunks:
+        return ()
+    if isinstance(tensor, DTensor):
+        shape = tuple(tensor.shape)
+    else:
+        # Not the tensor's own shape, which may be that of its part or that of the whole.
+        items = tensor.__create_write_items__(name, tensor) if hasattr(tensor, "__create_write_items__") else []
+        sizes = {tuple(item.tensor_data.size) for item in items if item.tensor_data is not None}
+        if len(sizes) != 1:
+            raise ValueError(
+                f"{name!r} is no DTensor, and has a chunk list, and no write items that say the shape of the whole. "
+                "Say with piece() what it holds."
+            )
+        (shape,) = sizes
+    if len(chunks) > 1 and not hasattr(_tensor_with_chunks(tensor), "__get_tensor_shard__"):
+        raise ValueError(
+            f"{name!r} has a chunk list of {len(chunks)} chunks, and no __get_tensor_shard__ that gives them. Say with "
+            "piece() what it holds."
+        )
+    return tuple([Chunk(tensor, name, number, shape) for number in range(len(chunks))])
+
+
+class Pieces:
+    """All pieces of one tensor that a rank gives."""
+
+    device_mesh = _spec = None
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = tuple(pieces)
+
+
+def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
+    """Collect the tensors that this rank gives on one side, by name. With `names=` one tensor may have several names.
+
+    Args:
+        tree: a nested dict, list or tuple. None in it stands for a tensor of which this rank has no part.
+        side: "source" or "target", for errors.
+
+    Raises:
+        TypeError: a leaf is no tensor, or one whose elements can't be moved as they are (quantised, sparse, on meta).
+        ValueError: two tensors have one name, or pieces of one tensor don't fit together.
+    """
+    tensors: dict[str, Given] = {}
+    for path, leaf in leaves(tree, _is_pieces).items():
+        if leaf is None:
+            continue
+        for name in names_for(path, names):
+            if name in tensors:
+                raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
+            given = _as_given(name, leaf, side)
+            # An empty chunk list means that this rank has no part, as None does.
+            if not isinstance(given, Pieces) or given.pieces:
+                tensors[name] = given
+    return tensors
+
+
+def _as_given(name: str, leaf: Any, side: str) -> Given:
+    """Turn a leaf into a DTensor, a `Plain` or `Pieces`. Raises as `own_tensors`."""
+    if isinstance(leaf, torch.Tensor) and _is_read_by_chunks(leaf):
+        leaf = _pieces_of_chunks(name, leaf)
+    if isinstance(leaf, torch.Tensor):
+        problem = _why_immovable(leaf._local_tensor if isinstance(leaf, DTensor) else leaf)
+        if problem is not None:
+            raise TypeError(f"The {side} {name!r} {problem}.")
+        return leaf if isinstance(leaf, DTensor) else Plain(leaf)
+    if not isinstance(leaf, (Piece, tuple)):
+        raise TypeError(_no_tensor_text(name, leaf, side))
+    pieces = (leaf,) if isinstance(leaf, Piece) else leaf
+    for piece in pieces:
+        problem = _why_immovable(piece._local_tensor)
+        if problem is not None:
+            raise TypeError(f"A piece of the {side} {name!r} {problem}.")
+    kinds = {(piece.shape, piece._local_tensor.dtype, piece._local_tensor.device.type) for piece in pieces}
+    if len(kinds) > 1:
+        said = ", and ".join(f"of a {str(dtype)[6:]} of shape {shape} on {device}" for shape, dtype, device in kinds)
+        raise ValueError(f"The pieces of the {side} {name!r} belong to different tensors: {said}.")
+    return Pieces(pieces)
+
+
+def _no_tensor_text(name: str, leaf: Any, side: str) -> str:
+    """Write the error for a leaf that is no tensor, with what to give instead. The name is empty if the whole tree is
+    the leaf."""
+    subject = f"The {side} {name!r}" if name else f"The {side}"
+    if isinstance(leaf, torch.nn.Module):
+        return f"{subject} is a module ({type(leaf).__name__}); a transfer takes tensors: give its state_dict()."
+    if isinstance(leaf, Iterator):  # as model.named_parameters() gives it
+        return f"{subject} is a {type(leaf).__name__}; a transfer takes tensors by name: give dict(...) of its pairs."
+    return f"{subject} is a {type(leaf).__name__}; a transfer takes tensors."
+
+
+def _why_immovable(local: torch.Tensor) -> str | None:
+    """Say why a tensor's values aren't the elements in its memory, which is all that a transfer moves; None if they
+    are."""
+    if local.is_quantized:
+        # Viewing its bytes as integers, as exchanges do, ends the process.
+        return f"is quantised ({str(local.dtype)[6:]}), and its scales wouldn't travel: give int_repr() and the scales"
+    if local.is_nested or local.layout is not torch.strided:
+        how = "nested" if local.is_nested else str(local.layout).removeprefix("torch.")
+        return f"is {how}, and a transfer moves dense tensors: give the tensors that it holds, each with a name"
+    # A subclass that only adds attributes (a Parameter, say) keeps torch's dispatch; a wrapper, as torchao's Float8,
+    # holds its values in other tensors. An AsyncCollectiveTensor is waited for.
+    is_wrapper = type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if is_wrapper and not isinstance(local, AsyncCollectiveTensor):
+        kind = type(local).__name__
+        return f"is a {kind}, and a transfer moves plain tensors: give those that it holds, each with a name"
+    if local.is_meta:  # as FSDP2's parameters are before to_empty()
+        return "is on meta and has no memory: materialise it first, as to_empty() does"
+    return None
+
+
+def _is_pieces(part: Any) -> bool:
+    """True for a tuple of pieces, which is one tensor. An empty tuple is a part of the tree that has no leaves."""
+    return isinstance(part, tuple) and bool(part) and all(isinstance(item, Piece) for item in part)
+
+
+def settled(local: torch.Tensor) -> torch.Tensor:
+    """Return a local tensor whose values are there: waits for a functional collective that still brings them."""
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def part_of(name: str, box: Box, local: torch.Tensor) -> Part | None:
+    """Describe where a box of a tensor lies in the memory of a local tensor; None if it has no element.
+
+    Args:
+        name: of the whole tensor.
+        box: of the whole tensor; it has the shape of the local tensor.
+    """
+    local = settled(local)
+    if not local.numel():
+        return None
+    size = local.element_size()
+    memory = Memory(local.data_ptr(), tuple(local.shape), tuple([size * stride for stride in local.stride()]), size)
+    return Part(name, str(local.dtype), box, memory)
+
+
+def digests_of(given: Given) -> list[tuple[Box, str]]:
+    """Return each box that this rank gives of a tensor, with the digest of its values. Empty for a DTensor, whose
+    replicas are the program's affair."""
+    parts = given.pieces if isinstance(given, Pieces) else () if isinstance(given, DTensor) else (given,)
+    return [(part.shape_and_box[1], digest(part._local_tensor)) for part in parts]
+
+
+DIGESTED = 1 << 16  # words of 8 bytes that are hashed at a time, so that intermediate results stay in the cache
+_ODD_FACTORS = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Hash the bits of a tensor, on the device where it is. Equal bits have equal digests on every device.
+
+    The hash is a sum over the words of 8 bytes, each mixed with its position. A sum may be taken in any order, as a GPU
+    does.
+
+    >>> digest(torch.zeros(2)) == digest(torch.zeros(2)), digest(torch.zeros(2)) == digest(-torch.zeros(2))
+    (True, False)
+    """
+    values = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A tensor with one element counts as contiguous whatever its strides, and view() would refuse some of them.
+    flat = values.as_strided((values.numel(),), (1,)).view(torch.uint8)
+    if flat.storage_offset() % 8:  # view(int64) needs an aligned beginning
+        flat = flat.clone()
+    whole = len(flat) // 8 * 8
+    positions = torch.arange(1, min(whole // 8, DIGESTED) + 8, device=flat.device) * _ODD_FACTORS[0]
+    sums = []
+    # The last 0 to 7 bytes are hashed as a word each.
+    for words in (*flat[:whole].view(torch.int64).split(DIGESTED), flat[whole:].to(torch.int64)):
+        # Products alone would give a tensor and its negative, which differ in the top bit of each word, one sum where
+        # these bits cancel. So the upper half is folded into the lower one in between.
+        mixed = (words ^ positions[: len(words)]).mul_(_ODD_FACTORS[1])
+        mixed.bitwise_xor_(mixed >> 32).mul_(_ODD_FACTORS[2])
+        sums.append(mixed.bitwise_xor_(mixed >> 29).sum())
+    return hashlib.blake2b(repr([len(flat), *torch.stack(sums).tolist()]).encode(), digest_size=16).hexdigest()

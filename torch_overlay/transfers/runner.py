@@ -1,0 +1,620 @@
+"""Run a `Transfer`: the object behind it on one rank. Start at `TransferRunner.run`.
+
+Making it is in `agreement.py` (what ranks agree on), `transfer_group.py` (their process group) and `transfer_plan.py`
+(the exchanges). A run looks at the tensors of the moment, hears whether all ranks can run, and runs the exchanges of
+its plan.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..distributed._mesh.text import of_ranks
+from ..distributed._torch import span
+from ..show.words import counted
+from ._planner.memory import NOTHING_SHARED, Shared
+from .agreement import Options, agree
+from .bound_tensors import LastRun, bind_side, copies, locals_of, rebind_side, shared_memory
+from .changes import ChangesOnly
+from .descriptions import SIDES, shared_targets
+from .exchanges import Buffers, Torn
+from .hops import Relayed
+from .pieces import own_tensors
+from .replicas import check_tied_entries, check_tied_targets, replica_problems_now
+from .runs import Running, RunReport, keep_for_this_stream, names_of, whole_number
+from .transfer_group import TransferGroup, meeting_of
+from .transfer_plan import Plans, bytes_for_buffers, flow_of
+from .watch import end_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroup
+
+    from ._planner.schedule import Flow
+    from .bound_tensors import BoundTensor
+    from .descriptions import Tensor
+    from .exchanges import Locals, Traffic
+    from .meeting import Meeting, Place
+    from .runs import Job
+    from .team import Team
+    from .transfer_plan import Plan
+    from .trees import Names
+
+logger = logging.getLogger(__name__)
+_open: WeakSet[TransferRunner] = WeakSet()
+
+
+class TransferRunner:
+    """The object behind a `Transfer`. Its arguments and errors are those of `Transfer`, and making one is collective.
+
+    Attributes:
+        tensor_count: how many tensors are moved by any rank.
+        ends: the ranks of the source, and those of the target.
+        ranks: those of both sides, ascending.
+        left_out: for "source" and "target", the names that only this side has.
+        version: what the sources gave as `version=` in the last run; None if they gave none.
+        traffic: for each rank the bytes that it sends, the bytes that it gets, and the exchanges that it needs; empty
+            on a rank that has no part in the Transfer.
+        exchange_count: how many exchanges a run of all tensors has.
+        staging: the most bytes that a run of all tensors has in buffers on this rank.
+        sent_bytes, changed: as `Transfer` has them.
+        process: the id of the process that made it.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        target: Any,
+        budget: int,
+        group: ProcessGroup | Sequence[int] | Place | None,
+        names: Names,
+        gone: Sequence[int] = (),
+        strict: bool = True,
+        keep: bool = False,
+        timeout: timedelta | None = None,
+        changes: bool | str = False,
+        relay: bool = False,
+        host: str | None = None,
+    ) -> None:
+        options = Options(budget, group, names, gone, strict, keep, timeout, changes, relay, host)
+        agreement, meeting, sides = agree(source, target, options)
+        self._agreement = agreement
+        self.tensor_count, self.ends, self.ranks = agreement.tensor_count, agreement.ends, agreement.ranks
+        self.left_out = agreement.left_out
+        self.version: int | None = None
+        self._sources: list[BoundTensor | None] = []
+        self._targets: list[BoundTensor | None] = []
+        self._group: TransferGroup | None = None
+        self._running, self._is_closed = Lock(), False
+        self._last: Running | None = None  # the last run in the background
+        self.process = os.getpid()
+        # The names that were looked at last, where their tensors lay, and what memory they shared.
+        self._seen: tuple[object, object, Shared] | None = None
+        self.traffic: Traffic = {}
+        self.exchange_count = self.staging = 0
+        self._names, self._keeps, self._changes = names, keep, changes
+        self._is_lost = False  # whether this rank needs everything whole, since it lacks what `changes` builds on
+        self._wrote: dict[int, object] = {}  # by index of the move, where the last run left its target
+        self.sent_bytes, self.changed = 0, (0, 0)
+        self._last_runs: dict[tuple[str, ...] | None, LastRun] = {}  # by the names that were moved
+        self._device = torch.device(agreement.device_type)
+        if not self.tensor_count:
+            return
+        self._sources, self._targets = (
+            bind_side(side, given, agreement.moves, agreement.place) for side, given in zip(SIDES, sides)
+        )
+        self._device = _device_of([*self._sources, *self._targets], agreement.device_type)
+        if agreement.tied:
+            self._check_tied(meeting_of(group, agreement.gone))
+        _open.add(self)
+        self._make(meeting)
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The tensors that are moved, in order of name; where planners planned, those in pieces of which this rank has
+        a part."""
+        return self._agreement.tensors
+
+    def _check_tied(self, meeting: Meeting) -> None:
+        """Check that each block of memory gets one value. Collective.
+
+        Raises:
+            ValueError: on all ranks, if targets are one block and their sources differ.
+        """
+        agreement = self._agreement
+        if agreement.contents is not None:
+            check_tied_entries(agreement.tied, agreement.tensors, agreement.contents)
+            return
+        locals_, _ = locals_of(self._sources, range(len(agreement.moves)))
+        check_tied_targets(meeting, agreement.tied, self._sources, locals_, agreement.moves)
+
+    def _make(self, meeting: Meeting) -> None:
+        """Make the process group and the plan of all tensors. Collective.
+
+        Raises:
+            RuntimeError: a rank left meanwhile. Names it.
+            ValueError: on all ranks, if the budget is too small.
+        """
+        agreement = self._agreement
+        group = TransferGroup(agreement.place, self.ranks, self._device, agreement.device_type)
+        if meeting.rank not in self.ranks:
+            group.make(meeting)  # on a backend where the whole world has to take part
+            return
+        self._group = group
+        group.start_watch(meeting)
+        try:
+            group.enter("making the process group", True)
+            group.make(meeting)
+            group.member.connect()
+            group.enter("planning", True)
+            self._buffers = Buffers(self._device)
+            indices = range(len(agreement.moves))
+            sources, source_problems = locals_of(self._sources, indices)
+            targets, target_problems = locals_of(self._targets, indices)
+            has_problems = bool(source_problems or target_problems)  # of which the first run tells
+            shared = NOTHING_SHARED if has_problems else self._shared(None, indices, sources, targets)
+            self._plans = Plans(agreement, group, self._buffers, self._changes)
+            self._plans.add(None, indices, sources, shared)
+        except RuntimeError as error:
+            if group.watch is None:
+                raise
+            said = group.watch.settle(error, is_own=False)
+            group.end_watch()
+            raise RuntimeError(f"A Transfer over {of_ranks(self.ranks)} can't be made: {said}") from error
+        except Exception:  # as all ranks raise it
+            group.end_watch()
+            raise
+        group.end_run()
+        self.traffic, self.exchange_count = self._plans.traffic, self._plans.count
+        self.staging = self._plans.by_names[None].exchanges.staging
+
+    @property
+    def _own_group(self) -> TransferGroup:
+        if self._group is None:
+            raise AssertionError("a rank that takes part has a group")
+        return self._group
+
+    @property
+    def _member(self) -> Team:
+        return self._own_group.member
+
+    def bind(self, source: Any, target: Any) -> None:
+        """Use the tensors of these trees from the next run on. A tree that is None leaves its side as it is.
+
+        Raises:
+            ValueError: a tensor doesn't fit, or targets share memory; then all tensors stay as they were.
+            RuntimeError: the Transfer is closed.
+        """
+        with self._running:
+            if self._is_closed:
+                raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
+            if not self.traffic:
+                return
+            moves, place = self._agreement.moves, self._agreement.place
+            before = self._sources, self._targets
+            bound = [
+                old if tree is None else rebind_side(side, own_tensors(tree, side, names), moves, place, old)
+                for side, tree, names, old in zip(SIDES, (source, target), (self._names, None), before)
+            ]
+            locals_ = [[tensor and tensor.local for tensor in side] for side in bound]
+            problems = self._memory_problems(shared_memory(range(len(moves)), *locals_, *bound))
+            if problems:
+                raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
+            self._sources, self._targets = bound
+            self._last_runs = {}
+
+    def flow(self) -> Flow:
+        """Compute what all ranks send to one another. Raises as `flow_of`."""
+        return flow_of(self._agreement)
+
+    def run(
+        self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
+    ) -> Running | None:
+        """Read the sources and write the targets. Arguments and errors are those of `Transfer.run`.
+
+        Returns:
+            With `async_op` the handle of the run; else None, when the targets are written.
+        """
+        self._take_turn()
+        begun = None
+        try:
+            job = self._begin(only, version, check, async_op, snapshot)
+            if async_op:
+                device = self._device if self.traffic else torch.device("cpu")
+                begun = self._last = Running(job, self._running.release, device, is_sent=snapshot)
+                return begun
+            job(lambda: None)
+        finally:
+            if begun is None:
+                self._running.release()
+        return None
+
+    def refuse(self, why: str) -> None:
+        """Tell the other ranks, which run, that this rank can't, so that all of them raise. See `Transfer.refuse`."""
+        self._take_turn()
+        try:
+            if self.traffic:
+                self._run(RunReport([why or "it refused"]), (), [], [], lambda: None, NOTHING_SHARED, False)
+        except ValueError:
+            pass  # what all ranks raise; this rank knows why
+        finally:
+            self._running.release()
+
+    def _take_turn(self) -> None:
+        """Acquire `_running`, so that no other thread runs or closes the Transfer until it is released.
+
+        Raises:
+            RuntimeError: another thread runs it, or it is closed. `_running` isn't acquired then.
+        """
+        if not self._running.acquire(blocking=False):
+            raise RuntimeError("This Transfer is running, and runs go one at a time. Wait for that one to end.")
+        if self._is_closed:
+            self._running.release()
+            raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
+
+    def _begin(
+        self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
+    ) -> Job:
+        """Look at this rank's tensors, before the run talks to other ranks.
+
+        Nothing raises here: what is wrong goes into this rank's report, so that all ranks raise it. If only this rank
+        raised, the others would wait for it until the timeout.
+
+        Returns:
+            A function that runs with these tensors.
+        """
+        if not self.traffic:
+            return lambda sent: None
+        last, self._last = self._last, None
+        if last is not None:
+            last.precede()
+        names, problems = names_of(only)
+        version, version_problems = whole_number(version)
+        indices, unknown = self._agreement.indices_of(names)
+        problems += [*version_problems, *unknown, *(last.unheard() if last is not None else [])]
+        state = self._last_runs.pop(names, None)
+        if state is not None and not problems and state.is_unchanged():
+            sources, targets, shared = state.sources, state.targets, state.shared
+        else:
+            state = None  # it holds memory that the program's tensors gave up since
+            sources, source_problems = locals_of(self._sources, indices)
+            targets, target_problems = locals_of(self._targets, indices)
+            problems += [*source_problems, *target_problems]
+            shared = NOTHING_SHARED if problems else self._shared(names, indices, sources, targets)
+            problems += self._memory_problems(shared)
+            if self._keeps and self._agreement.contents is None and not problems:
+                tensors = [side[index] for side in (self._sources, self._targets) for index in indices]
+                state = LastRun(tensors, sources, targets, shared)
+        problems += [] if self._agreement.files is None else self._agreement.files.changes()
+        if state is not None:
+            self._last_runs[names] = state
+        plan = self._plans.by_names.get(names)
+        # The first run of some names plans them later, with what the copies leave of the budget.
+        staging = 0 if plan is None else plan.exchanges.staging
+        if snapshot:
+            sources, too_large = copies(
+                sources, self._agreement.budget - self.staging, range(len(sources)), "a snapshot"
+            )
+            problems += too_large
+        elif shared.overwritten:
+            read = indices if plan is None else {indices[place] for place in plan.exchanges.reads}
+            why = "copying this rank's sources that its targets overwrite"
+            copied = shared.overwritten.keys() & read
+            sources, too_large = copies(sources, self._agreement.budget - staging, copied, why)
+            problems += too_large
+        has_copies = snapshot or bool(shared.overwritten)
+        if self._keeps:
+            self._buffers.keep(self.staging if has_copies else bytes_for_buffers(self._agreement))
+        watched = indices if async_op and not snapshot else ()
+        read_tensors = [tensor for tensor in map(self._sources.__getitem__, watched) if tensor is not None]
+        versions = [(tensor, tensor.versions) for tensor in read_tensors]
+        memory = self._memory_of(indices, targets)
+        is_lost = self._is_lost or any(self._wrote.get(index, where) != where for index, where in memory.items())
+        report = RunReport(problems, names, version, check, async_op, is_lost)
+
+        def job(sent: Callable[[], None]) -> None:
+            changed: list[str] = []
+
+            def sources_are_read() -> None:
+                if async_op and self._device.type != "cpu":
+                    # The kernels that read are only launched. A change in the meantime would go unseen.
+                    torch.accelerator.current_stream(self._device).synchronize()
+                changed.extend([tensor.changed for tensor, before in versions if tensor.versions != before])
+                sent()
+
+            if async_op:
+                keep_for_this_stream((*sources, *targets))
+            with span(f"Transfer of {counted(len(indices), 'tensor')}"):
+                is_background = self._run(
+                    report, indices, sources, targets, sources_are_read, shared, has_copies, state
+                )
+            if is_background:
+                self._check_unchanged(changed)
+
+        return job
+
+    def _check_unchanged(self, problems: Sequence[str]) -> None:
+        """Check that no rank's program changed a source while a run in the background read it. Collective.
+
+        Args:
+            problems: the sources of this rank that were changed, in words.
+
+        Raises:
+            ValueError: on all ranks, if some rank has problems.
+            RuntimeError: a rank didn't come within the timeout. Names it.
+        """
+        group = self._own_group
+        try:
+            group.enter("comparing the sources' versions after the run", True)
+            changed = RunReport(problems).agree(self._member).problems
+        except Exception as error:
+            raise self._failed(error) from error
+        group.end_run()
+        if changed:
+            raise ValueError(
+                f"A Transfer over {of_ranks(self.ranks)} ran, and what came is of two moments: {'; '.join(changed)}. "
+                "Wait until sent(), or run with snapshot=True."
+            )
+
+    # Tensors made in inference mode can be written in inference mode only, others in either. No tensor made here stays.
+    @torch.inference_mode()
+    def _run(
+        self,
+        report: RunReport,
+        indices: Sequence[int],
+        sources: Locals,
+        targets: Locals,
+        sent: Callable[[], None],
+        shared: Shared,
+        has_copies: bool,
+        state: LastRun | None = None,
+    ) -> bool:
+        """Hear the reports of all ranks, plan these names if no run did before, and run the exchanges. Collective.
+
+        Args:
+            indices: of the moves.
+            sources, targets: this rank's local tensors, by index of the move.
+            sent: called when no source is read any more.
+            has_copies: True if some sources are copies.
+            state: the last run, if its tensors haven't changed since.
+
+        Returns:
+            True if some rank runs in the background.
+
+        Raises:
+            ValueError: on all ranks, before anything is sent, if some rank can't run.
+            RuntimeError: an exchange failed, or a rank didn't come within the timeout.
+        """
+        problems: list[str] = []
+        group = self._own_group
+        if group.watch is not None:
+            group.watch.begin("the reports before the run", waits=True)
+        try:
+            problems, version, is_background, lost = report.agree(self._member)
+            group.enter("planning", True)
+            if report.checks and not problems:
+                problems = self._replica_problems(sources)
+            if not problems and report.only not in self._plans.by_names:
+                try:
+                    self._plans.add(report.only, indices, sources, shared)
+                except ValueError as error:  # on all ranks
+                    problems = [str(error).removesuffix(".")]
+            if not problems:
+                self._run_exchanges(report, sources, targets, sent, has_copies, state, lost)
+                self._wrote |= self._memory_of(indices, targets)
+                self.version = version
+        except Exception as error:
+            raise self._failed(error) from error
+        if problems:
+            group.end_run()
+            text = "; ".join(problems).removesuffix(".")
+            hint = " It runs with the shapes, types and placements that it was made for, the same tensors on all ranks."
+            raise ValueError(
+                f"A Transfer over {of_ranks(self.ranks)} can't run, and nothing was sent: {text}."
+                f"{hint if 'when the Transfer was made' in text else ''}"
+            )
+        if not is_background:
+            group.end_run()
+        return is_background
+
+    def _run_exchanges(
+        self,
+        report: RunReport,
+        sources: Locals,
+        targets: Locals,
+        sent: Callable[[], None],
+        has_copies: bool,
+        state: LastRun | None,
+        lost: frozenset[int],
+    ) -> None:
+        """Run the exchanges of the plan, and count the writes for autograd. See `_run` for the arguments.
+
+        Args:
+            lost: the ranks that need everything whole.
+        """
+        plan = self._plans.by_names[report.only]
+        exchanges = plan.exchanges
+        sends_changes = isinstance(exchanges, (ChangesOnly, Relayed)) and bool(self._changes)
+        keeps = self._keeps and not has_copies  # views of copies would keep the copies' memory
+        own = [sources[index] for index in plan.indices], [targets[index] for index in plan.indices]
+        try:
+            if sends_changes:
+                self._lose(report, exchanges, lost)  # type: ignore[arg-type]
+            exchanges.run(*own, sent, keeps, self._own_group.watch, state)
+            if sends_changes:
+                self._note_sent(exchanges)  # type: ignore[arg-type]
+        except Torn:
+            self._count_writes(plan, state)
+            raise
+        self._count_writes(plan, state)
+
+    def _memory_of(self, indices: Sequence[int], targets: Locals) -> dict[int, object]:
+        """Return where the targets lie and how often they were written, by index of the move; nothing without
+        `changes`.
+
+        If that differs from what the last run left, the program may have overwritten what that run brought, and
+        changes alone would leave the target wrong.
+        """
+        if not self._changes:
+            return {}
+        memory: dict[int, object] = {}
+        for index in indices:
+            tensor, local = self._targets[index], targets[index]
+            if tensor is not None and local is not None:
+                # While there is a weak reference to a storage, no other storage gets its id.
+                storage = StorageWeakRef(local.untyped_storage())
+                memory[index] = storage, local.data_ptr(), local.shape, local.stride(), tensor.versions
+        return memory
+
+    def _lose(self, report: RunReport, exchanges: ChangesOnly | Relayed, lost: frozenset[int]) -> None:
+        """Have the exchanges send everything whole where a receiver may not have what was sent last.
+
+        That is: to ranks that say so (`lost`), to all ranks if they run with `check`, and, for all other plans that
+        move some of the same names, in their next run.
+        """
+        names = None if report.only is None else {*report.only}
+        for only, (_, other) in self._plans.by_names.items():
+            if isinstance(other, (ChangesOnly, Relayed)):
+                other.lose(self._member.ranks if report.checks else lost)
+                if other is not exchanges and (names is None or only is None or not names.isdisjoint(only)):
+                    other.lose()
+        if self._is_lost and self._member.rank in lost:
+            self._is_lost = False
+
+    def _note_sent(self, exchanges: ChangesOnly | Relayed) -> None:
+        """Set `sent_bytes` and `changed` from a run that sent changes, and log them."""
+        self.sent_bytes, self.changed = exchanges.sent_bytes, exchanges.changed
+        logger.debug(
+            "A Transfer over %s: this rank sent %s bytes, %s of %s elements changed",
+            *(of_ranks(self.ranks), self.sent_bytes, *self.changed),
+        )
+
+    def _count_writes(self, plan: Plan, state: LastRun | None) -> None:
+        """Raise the version counters of the targets that were written: a backward of what was computed from them before
+        raises then, as after `copy_`.
+
+        This comes after the last look at the sources' versions. Views of one storage share a counter, so a run in the
+        background that writes beside its sources would take them for changed by the program.
+        """
+        indices, exchanges = plan
+
+        def find() -> list[torch.Tensor]:
+            targets = [self._targets[indices[place]] for place in exchanges.written]
+            return [tensor for target in targets if target is not None for tensor in target.counting]
+
+        torch.autograd.graph.increment_version(find() if state is None else state.written(exchanges.written, find))
+
+    def _failed(self, error: Exception) -> RuntimeError:
+        """Return the error to raise for an error in a run: it says whether targets were written, and who is missing."""
+        state = (
+            "some targets are new and others not, or half so" if isinstance(error, Torn) else "no target was written"
+        )
+        said = f"{str(error).removesuffix('.')}."
+        watch = self._own_group.watch
+        if watch is not None:
+            # An error in a step that waits comes from another rank, whose connection broke.
+            said = watch.settle(error, is_own=not watch.position.waits)
+        return RuntimeError(f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {said}")
+
+    def _replica_problems(self, sources: Locals) -> list[str]:
+        """Compare the replicas of these sources. Collective. See `replica_problems_now`."""
+        agreement = self._agreement
+        return replica_problems_now(
+            self._member, agreement.tensors, agreement.tied, self._sources, sources, agreement.moves
+        )
+
+    def _shared(
+        self, names: tuple[str, ...] | None, indices: Sequence[int], sources: Locals, targets: Locals
+    ) -> Shared:
+        """Find out which of these tensors share memory on this rank.
+
+        The last answer is remembered, and holds while each tensor lies where it lay, so that a run of the same tensors
+        compares their addresses and not the memory of every pair.
+        """
+        sides = self._sources, self._targets
+        lies = [tensor and tensor.lies for side in sides for tensor in map(side.__getitem__, indices)]
+        if self._seen is None or self._seen[:2] != (names, lies):
+            self._seen = names, lies, shared_memory(indices, sources, targets, *sides)
+        return self._seen[2]
+
+    def _memory_problems(self, shared: Shared) -> list[str]:
+        """Say for which targets a write would spoil another target, in words."""
+        return shared_targets(shared) + [
+            f"the targets {', '.join(map(repr, names))} became one block of memory since this Transfer was made"
+            for names in shared.tied
+            if names not in self._agreement.tied
+        ]
+
+    def forget(self) -> None:
+        """Free the buffers and what `keep` and `changes` keep. With `changes` the next run gets everything whole."""
+        with self._running:
+            if self.traffic and not self._is_closed:
+                self._buffers.forget()
+                self._last_runs = {}
+                for plan in self._plans.by_names.values():
+                    plan.exchanges.forget()
+                self._is_lost = bool(self._changes)
+
+    def close(self) -> None:
+        """Destroy the process group, and let go of all tensors. Waits for a run in another thread. A second call does
+        nothing."""
+        with self._running:
+            self._close()
+
+    def end(self) -> None:
+        """Close it at the end of the program, and log the error of a last run for which nobody waited.
+
+        A run that still goes on, on a thread for which the interpreter doesn't wait, is left alone.
+        """
+        if self._is_closed or not self._running.acquire(blocking=False):
+            return
+        try:
+            for problem in self._last.unheard() if self._last is not None else ():
+                logger.error("A Transfer over %s: %s", of_ranks(self.ranks), problem)
+            if self._device.type == "cpu":
+                self._close()
+        except Exception:
+            logger.debug("A Transfer over %s wasn't closed at the end", of_ranks(self.ranks), exc_info=True)
+        finally:
+            self._running.release()
+
+    def _close(self) -> None:
+        """Do what `close` says, on a thread that has acquired `_running`."""
+        if self._group is not None:
+            self._group.close()
+        if self.traffic:
+            self._buffers.forget()
+            self._plans.by_names.clear()
+        self._is_closed = True
+        self._sources, self._targets = [], []
+        self._last, self._last_runs = None, {}
+
+
+def _device_of(tensors: Iterable[BoundTensor | None], device_type: str) -> torch.device:
+    """Return the device of the first tensor that is on a device of this type; without one, the current device of it."""
+    devices = [tensor.device for tensor in tensors if tensor is not None]
+    return next((device for device in devices if device.type == device_type), torch.device(device_type))
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the Transfers that the program left open. Called when the interpreter ends, after it has waited for runs in
+    the background.
+
+    A thread of gloo's still holds the tensors of its last collective. If it lets go of them while the interpreter is
+    torn down, the process ends by SIGABRT; destroying a group joins its threads. NCCL has no such threads.
+    """
+    for runner in [*_open]:
+        if runner.process == os.getpid():  # a forked child has no threads to join
+            runner.end()
+    end_threads()

@@ -1,0 +1,209 @@
+"""`TensorMove`: one tensor, or one pair of its pieces, from source to target. All ranks list the moves in one order.
+
+Three functions list the moves: of tensors that all ranks know (`moves_of`), of tensors in pieces that planners planned
+(`moves_from_planners`), and of a checkpoint (`moves_of_checkpoint`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..distributed._mesh.text import of_ranks
+from ._planner.piece_moves import Pieced, PieceMove
+from ._planner.routes import Move
+from ._planner.sides import Ranks, Side
+from .checkpoint import Local
+from .comparison import UNCOVERED, raise_if_any, uncovered_text
+from .hops import end_of, relays_of
+from .planner_ranks import numbers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ..distributed.tensor._planner.regions import Box
+    from ._planner.relay import Relay
+    from ._planner.schedule import AnyMove
+    from .checkpoint import Contents
+    from .descriptions import Tensor
+    from .planner_ranks import Answers, Others, Verdict
+    from .sharding import Sharding
+
+
+class TensorMove(NamedTuple):
+    """A tensor, or one pair of its pieces, on the way from the source to the target.
+
+    Attributes:
+        numbers: the number of the source's piece and that of the target's piece, on every rank that has such pieces; 0
+            for a side that isn't in pieces.
+        move: which rank sends which elements to whom.
+        round: for a checkpoint, the round in which the source is read; else 0.
+        local: for a checkpoint, what this rank reads for the move; None if it reads nothing for it.
+    """
+
+    tensor: Tensor
+    numbers: tuple[int, int]
+    move: AnyMove
+    round: int = 0
+    local: Local | None = None
+
+
+def moves_of(tensors: Sequence[Tensor], gone: frozenset[int], relays: Mapping[str, Relay]) -> list[TensorMove]:
+    """List the moves of these tensors, those of one tensor together; the same list on every rank.
+
+    Args:
+        gone: ranks that have left and send nothing.
+        relays: by name, how a tensor is passed on; its moves are then those of the first hop.
+
+    Raises:
+        ValueError: the pieces of a source, without those of ranks that are gone, don't cover their tensor. Names the
+            tensors.
+    """
+    ranks_of_mesh: dict[Any, Ranks] = {}
+    moves, problems = [], []
+    for tensor in tensors:
+        relay = relays.get(tensor.name)
+        if relay is None and not (tensor.source.pieces or tensor.target.pieces):
+            moves.append(TensorMove(tensor, (0, 0), _mesh_move(tensor, ranks_of_mesh)))
+            continue
+        pieces = _pieced(tensor.source, tensor.target, gone, relay)
+        problems.append(uncovered_text(tensor, pieces))
+        members = tensor.source.ranks + tensor.target.ranks
+        for numbers in numbers_of(tensor, pieces):
+            moves.append(TensorMove(tensor, numbers, PieceMove(pieces, numbers, tensor.wire.itemsize, members)))
+    raise_if_any([problem for problem in problems if problem is not None], why=UNCOVERED)
+    return moves
+
+
+def moves_from_planners(
+    moves: Sequence[TensorMove], answers: Answers, pieces: Sequence[Mapping[str, Sharding]], beside: Others, rank: int
+) -> list[TensorMove]:
+    """List the moves of a rank that asked planners. It knows the moves in which it has a part, and those of meshes.
+
+    Args:
+        moves: those of tensors that no rank has in pieces; the same on every rank.
+        answers: what the planners answered this rank.
+        pieces: for each side, the shardings of the tensors that this rank has in pieces, by name.
+        beside: the tensors that no rank has in pieces.
+
+    Returns:
+        The moves in the order of all ranks: by name, then by the numbers of the pieces.
+    """
+    planned = answers.moves(pieces, beside.shardings, rank)
+    own = [TensorMove(tensor, numbers, move) for tensor, pairs in planned for numbers, move in pairs]
+    return sorted([*moves, *own], key=lambda each: (each.tensor.name, each.numbers))
+
+
+def moves_of_checkpoint(
+    tensors: Sequence[Tensor], contents: Contents, room: int, rank: int, hosts: Mapping[int, str] | None
+) -> tuple[list[TensorMove], dict[str, Relay]]:
+    """List the moves from a checkpoint, those of a round together; the same on every rank, except for `local`.
+
+    Args:
+        room: the bytes that a reader reads in a round.
+        hosts: the name of each rank's machine, for ranks that gave `host=`; None without `relay`.
+
+    Returns:
+        The moves, and by name how tensors are passed on.
+    """
+    shares = contents.shares([tensor.name for tensor in tensors], room)
+    relays = {} if hosts is None else relays_of(_as_read(tensors, contents, contents.read_boxes(shares)), hosts)
+    by_entry: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        by_entry.setdefault(contents.numbers[tensor.name], []).append(tensor)
+    moves = []
+    for number in range(max(map(len, shares))):
+        parts = {
+            (part.entry, reader): part
+            for reader, share in zip(contents.ranks, shares)
+            for part in (share[number] if number < len(share) else ())
+        }
+        readers: dict[int, list[int]] = {}
+        for entry, reader in sorted(parts):
+            readers.setdefault(entry, []).append(reader)
+        for entry, ranks in readers.items():
+            boxes = {reader: contents.boxes(parts[entry, reader]) for reader in ranks}
+            own = boxes.get(rank, [])
+            begins = [0, *itertools.accumulate([box.elements for box in own])]
+            for tensor in by_entry[entry]:
+                source = tensor.source._replace(
+                    ranks=tuple(ranks), pieces=tuple([tuple(boxes[reader]) for reader in ranks])
+                )
+                pieces = _pieced(source, tensor.target, frozenset(), relays.get(tensor.name))
+                members = source.ranks + tensor.target.ranks
+                for piece, target in numbers_of(tensor._replace(source=source), pieces):
+                    move = PieceMove(pieces, (piece, target), tensor.wire.itemsize, members)
+                    local = None
+                    if piece < len(own):
+                        local = Local(parts[entry, rank], begins[piece], own[piece].length)
+                    moves.append(TensorMove(tensor, (piece, target), move, number, local))
+    return moves, relays
+
+
+def _as_read(
+    tensors: Iterable[Tensor], contents: Contents, boxes: Mapping[int, Mapping[int, Sequence[Box]]]
+) -> list[Tensor]:
+    """Return the tensors of a checkpoint with the boxes that each reader reads, in any round, as the source's pieces.
+
+    A relay is planned once for a tensor, whatever the rounds in which its parts are read.
+
+    Args:
+        boxes: by number of the checkpoint's entry and by the reader's rank.
+    """
+    as_read = []
+    for tensor in tensors:
+        by_reader = boxes.get(contents.numbers[tensor.name], {})
+        pieces = tuple([tuple(of_reader) for of_reader in by_reader.values()])
+        as_read.append(tensor._replace(source=tensor.source._replace(ranks=tuple(by_reader), pieces=pieces)))
+    return as_read
+
+
+# Cached by value: the 128 experts of a layer have equal shardings under different names, and are planned once.
+@lru_cache(maxsize=256)
+def _pieced(source: Sharding, target: Sharding, gone: frozenset[int], relay: Relay | None) -> Pieced:
+    """Plan a tensor of which a side is in pieces; with a relay, its first hop."""
+    return Pieced(tuple(source.regions.shape), end_of(source), relay.first if relay else end_of(target), gone)
+
+
+def _mesh_move(tensor: Tensor, ranks_of_mesh: dict[Any, Ranks]) -> Move:
+    """Plan a tensor that lies on a mesh on both sides.
+
+    Args:
+        ranks_of_mesh: the ranks of the meshes seen so far; this function adds to it. Moves that share one object
+            compare faster.
+    """
+    sides = []
+    for sharding in tensor.sides:
+        key = sharding.ranks, sharding.regions.sizes
+        if key not in ranks_of_mesh:
+            ranks_of_mesh[key] = Ranks.of(*key)
+        sides.append(Side(sharding.regions, ranks_of_mesh[key]))
+    return Move(sides[0], sides[1], tensor.wire.itemsize)
+
+
+def check_nothing_is_lost(moves: Sequence[TensorMove], gone: frozenset[int], verdict: Verdict | None) -> None:
+    """Check that ranks that are gone have no target, and that others have all elements of their sources.
+
+    Args:
+        verdict: what planners say of tensors in pieces; None if nobody asked planners.
+
+    Raises:
+        ValueError: on all ranks, with the names of the tensors for which this isn't so.
+    """
+    lost, wanted = (set[str](), set[str]()) if verdict is None else ({*verdict.lost}, {*verdict.wanted})
+    for tensor, _, move, *_ in moves:
+        if not gone.isdisjoint(tensor.source.ranks) and move.lost(gone):
+            lost.add(tensor.name)
+        if not gone.isdisjoint(tensor.target.ranks):
+            wanted.add(tensor.name)
+    who = of_ranks(sorted(gone)).capitalize()
+    if wanted:
+        names = ", ".join(map(repr, sorted(wanted)))
+        raise ValueError(f"{who} left (gone=), and the targets {names} are there, too.")
+    if lost:
+        names = ", ".join(map(repr, sorted(lost)))
+        raise ValueError(
+            f"{who} left (gone=), and nobody else has some parts of {names}. "
+            "Load these from a checkpoint, and leave them out here."
+        )

@@ -1,0 +1,172 @@
+"""The process groups of a `Transfer`: who meets to make it, the group that carries its tensors, and its watch.
+
+Start at `TransferGroup`. Ranks are those of the world, or those of a `Place` where several worlds met.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from ..distributed._mesh.text import of_ranks
+from .meeting import Place, in_world
+from .planner_ranks import LISTED
+from .team import Common, Team, is_made_by_all, new_group
+from .watch import CONNECT, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch.distributed import ProcessGroup
+
+    from .meeting import Meeting
+
+
+def is_fake(place: Place | None) -> bool:
+    """True if the world's backend sends nothing, as torch's fake and threaded ones: no rank ever waits for another."""
+    return place is None and dist.get_backend() in ("fake", "threaded")
+
+
+def most_listed(place: Place | None, ranks: int) -> int | None:
+    """Return how many pieces a rank may describe to all of `ranks` ranks; with more, ranks ask planners.
+
+    None means any number: where ranks can't ask planners, which takes a gloo group that they make by themselves.
+    """
+    if is_fake(place) or not dist.is_gloo_available() or (place is None and is_made_by_all()):
+        return None
+    return LISTED // ranks
+
+
+def meeting_of(group: ProcessGroup | Sequence[int] | Place | None, gone: frozenset[int]) -> Meeting:
+    """Return the next meeting of the ranks that make a Transfer, without those that are gone.
+
+    Args:
+        group: as `Transfer` has it.
+
+    Raises:
+        ValueError: the group has a rank that is gone, or doesn't have this rank.
+    """
+    if isinstance(group, Place):
+        return group.meeting("A Transfer", [rank for rank in range(group.size) if rank not in gone])
+    if gone and group is None:
+        group = [rank for rank in range(dist.get_world_size()) if rank not in gone]
+    meeting = in_world(group, "A Transfer")
+    if not gone.isdisjoint(meeting.ranks):
+        both = of_ranks(sorted(gone.intersection(meeting.ranks)))
+        raise ValueError(
+            f"{both.capitalize()} left (gone=), and group has them. Give the list of those that are there."
+        )
+    return meeting
+
+
+def common_of(place: Place | None) -> Common:
+    """Return what all transfers of the place, or of the world, share on this rank."""
+    return Common.of_world() if place is None else place.common
+
+
+def new_control_group(place: Place | None, ranks: Sequence[int], name: str, meeting: Meeting) -> ProcessGroup | None:
+    """Make a gloo group over these ranks, for their control messages. Collective over them.
+
+    Args:
+        name: the group's, where a place makes it; c10d names the groups of a world.
+
+    Returns:
+        The group; None on a rank outside.
+    """
+    if place is not None:
+        return place.new_group(ranks, "cpu", name)
+    return new_group(ranks, meeting.ranks, max(meeting.timeout, CONNECT), "gloo")
+
+
+class TransferGroup:
+    """The ranks of both sides of a Transfer, with the group that carries their tensors.
+
+    Args:
+        place: where the ranks met; None if they are those of the world.
+        ranks: of both sides, ascending.
+        device: where this rank's tensors are.
+        device_type: of the tensors, the same on all ranks.
+
+    Attributes:
+        team: this rank's end of the group; None before `connect`, on a rank outside, and after `close`.
+        watch: ends waits that take too long; None where nobody waits, and after `close`.
+    """
+
+    def __init__(self, place: Place | None, ranks: Sequence[int], device: torch.device, device_type: str) -> None:
+        self.ranks = ranks
+        self.team: Team | None = None
+        self.watch: Watch | None = None
+        self._place, self._device, self._device_type = place, device, device_type
+
+    @property
+    def member(self) -> Team:
+        """The team of a rank that takes part."""
+        if self.team is None:
+            raise AssertionError("a rank that takes part is in the group")
+        return self.team
+
+    def start_watch(self, meeting: Meeting) -> None:
+        """Watch this rank's waits from now on. The meeting's name is that of the keys in the store."""
+        if len(self.ranks) > 1 and not is_fake(self._place):
+            common = common_of(self._place)
+            self.watch = Watch(
+                self.ranks,
+                meeting.rank,
+                dist.PrefixStore(f"{meeting.name}/watch", common.store),
+                meeting.timeout,
+                meeting.keeper,
+                self._close_connections,
+                lambda: common.count_failure(self.ranks),
+            )
+
+    def make(self, meeting: Meeting) -> None:
+        """Make the group, and a control group beside it if it isn't gloo's. Collective over `ranks`; over the whole
+        world where its backend needs all ranks to make a group.
+
+        Raises:
+            RuntimeError: the world must make the group, and some of its ranks don't take part.
+        """
+        if self._place is not None:
+            team = self._place.team(self.ranks, self._device_type)
+        else:
+            group = new_group(self.ranks, meeting.ranks, max(meeting.timeout, CONNECT))
+            team = None if group is None else Team.of(group, self._device)
+        if team is not None and team.group is not None:
+            if team.control is None and self.watch is not None and not is_made_by_all():
+                common, name = common_of(self._place), f"{team.name}/words"
+                store = dist.PrefixStore(f"{meeting.name}/watch", common.store)
+                control = common.control_group(
+                    self.ranks, store, lambda: new_control_group(self._place, self.ranks, name, meeting)
+                )
+                team.use_control_group(*control)
+            team.wait_longer(meeting.timeout)
+        self.team = team
+
+    def enter(self, text: str, waits: bool) -> None:
+        """Tell the watch that the next step of this rank begins. Raises as `Watch.enter`."""
+        if self.watch is not None:
+            self.watch.enter(text, waits)
+
+    def end_run(self) -> None:
+        """Tell the watch that no run is under way on this rank."""
+        if self.watch is not None:
+            self.watch.end()
+
+    def _close_connections(self) -> None:
+        if self.team is not None:
+            self.team.close_connections()
+
+    def end_watch(self) -> None:
+        """Watch no more. A second call does nothing."""
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.close()
+
+    def close(self) -> None:
+        """Watch no more, and destroy the group. A second call does nothing."""
+        self.end_watch()
+        if self.team is not None:
+            self.team.destroy()
+        self.team = None

@@ -1,0 +1,206 @@
+"""The plans of a `Transfer` on one rank: which exchanges bring the tensors of a run. Start at `Plans.add`.
+
+A plan of a checkpoint has rounds, and one with `relay` has hops; each of these has exchanges of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ._planner.schedule import ALIGNED, Flow, Schedule
+from .bound_tensors import size_of
+from .changes import ChangesOnly
+from .checkpoint import Round, Rounds
+from .exchanges import Exchanges, Traffic, agreed_count
+from .hops import Hop, Relayed
+from .planner_ranks import LISTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ._planner.memory import Shared
+    from .agreement import Agreement
+    from .checkpoint import Contents
+    from .exchanges import Buffers, Locals
+    from .transfer_group import TransferGroup
+
+
+class Plan(NamedTuple):
+    """What a run moves, and how.
+
+    Attributes:
+        indices: of the moves.
+        exchanges: run them.
+    """
+
+    indices: Sequence[int]
+    exchanges: Exchanges | Rounds | Relayed
+
+
+def bytes_to_read_into(budget: int) -> int:
+    """Return the bytes of a budget into which a checkpoint is read; buffers of exchanges take the others."""
+    return max(budget // 2, ALIGNED)
+
+
+def bytes_for_buffers(agreement: Agreement) -> int:
+    """Return the bytes of the budget that buffers of exchanges may take."""
+    return agreement.budget - (0 if agreement.contents is None else bytes_to_read_into(agreement.budget))
+
+
+def flow_of(agreement: Agreement) -> Flow:
+    """Compute what all ranks send to one another.
+
+    Raises:
+        ValueError: planners planned, and told each rank its own part only.
+    """
+    if agreement.verdict is not None:
+        raise ValueError(
+            f"No rank knows what all ranks of a Transfer of more than {LISTED} pieces send to one another. Its "
+            "traffic says what each of them sends and gets in all."
+        )
+    flow = Flow.of([each.move for each in agreement.moves], agreement.budget, agreement.gone)
+    for hop in agreement.hops:
+        flow += Flow.of(hop.moves, agreement.budget)
+    return flow
+
+
+class Plans:
+    """The plans of one rank, by the names that are moved; None stands for all names.
+
+    Attributes:
+        by_names: the plans made so far.
+        count: how many exchanges the plan of all names has.
+        traffic: for each rank the bytes that it sends, the bytes that it gets, and the exchanges that it needs, in the
+            plan of all names.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        group: TransferGroup,
+        buffers: Buffers,
+        changes: bool | str,
+    ) -> None:
+        self._agreement, self._group, self._buffers, self._changes = agreement, group, buffers, changes
+        self._moves = [each.move for each in agreement.moves]
+        self.by_names: dict[tuple[str, ...] | None, Plan] = {}
+        self.count = 0
+        self.traffic: Traffic = {}
+
+    def add(self, names: tuple[str, ...] | None, indices: Sequence[int], sources: Locals, shared: Shared) -> None:
+        """Plan a run that moves these names. Collective over the team: ranks agree on how many exchanges there are.
+
+        Args:
+            indices: of their moves.
+            sources: this rank's local tensors, by index of the move.
+            shared: which of its tensors share memory. A source that a run would overwrite is copied before, and leaves
+                less of the budget for buffers.
+
+        Raises:
+            ValueError: on all ranks, if the budget is too small for some rank.
+        """
+        contents = self._agreement.contents
+        if contents is not None:
+            rounds, traffic = self._rounds(indices, contents)
+            self._add_hops(names, indices, rounds, traffic, bytes_for_buffers(self._agreement))
+            return
+        budget = self._agreement.budget
+        schedule = Schedule.of([self._moves[index] for index in indices], self._group.member.rank, self._agreement.gone)
+        read = {indices[place] for place in schedule.reads}
+        copied = size_of(sources, shared.overwritten.keys() & read)
+        room = budget - copied
+        try:
+            self._add_hops(names, indices, *self._exchanges(schedule, self._wires(indices), room), room)
+        except ValueError as error:
+            if not copied:
+                raise
+            raise ValueError(
+                f"Targets of this rank lie in the memory of its sources, so that a run copies {copied} bytes before it "
+                f"writes; {room} of the budget of {budget} bytes are left for buffers. {error}"
+            ) from error
+
+    def _add_hops(
+        self,
+        names: tuple[str, ...] | None,
+        indices: Sequence[int],
+        first: Exchanges | Rounds,
+        traffic: Traffic,
+        room: int,
+    ) -> None:
+        """Add the plan that begins with `first`, and goes on with the hops of a relay, if there is one.
+
+        Args:
+            traffic: of `first`.
+            room: bytes for the buffers of each hop.
+        """
+        hops, count = [], first.count
+        for whole_hop in self._agreement.hops:
+            hop = whole_hop.part(indices)
+            schedule = Schedule.of(hop.moves, self._group.member.rank)
+            exchanges, hop_traffic = self._exchanges(schedule, self._wires_of_hop(hop, indices), room)
+            hops.append((hop, exchanges))
+            count += exchanges.count
+            traffic = _sum([traffic, hop_traffic])
+        if None not in self.by_names:  # the plan of all names comes first, and is what `Transfer.traffic` tells of
+            self.count, self.traffic = count, traffic
+        self.by_names[names] = Plan(indices, Relayed(first, hops) if hops else first)
+
+    def _exchanges(self, schedule: Schedule, wires: list[torch.dtype | None], room: int) -> tuple[Exchanges, Traffic]:
+        """Make the exchanges of a schedule whose buffers take at most `room` bytes. Collective.
+
+        Raises:
+            ValueError: on all ranks, if that is too little for some rank.
+        """
+        # A message of changes is packed while the whole message, from which it is made, is still there.
+        count, traffic = agreed_count(schedule, room * 2 // 3 if self._changes else room, self._group.member)
+        if self._changes:
+            on_cpu = self._changes == "cpu"
+            return ChangesOnly(schedule, count, self._group.member, wires, self._buffers, is_on_cpu=on_cpu), traffic
+        return Exchanges(schedule, count, self._group.member, wires, self._buffers), traffic
+
+    def _wires(self, indices: Iterable[int]) -> list[torch.dtype | None]:
+        """Return the dtype in which each move's tensor travels; None if source and target have the same."""
+        tensors = [self._agreement.moves[index].tensor for index in indices]
+        return [tensor.wire if tensor.is_cast else None for tensor in tensors]
+
+    def _wires_of_hop(self, hop: Hop, indices: Sequence[int]) -> list[torch.dtype | None]:
+        """Return the same for a hop, which goes from target to target: the narrower dtype of the first hop, since a
+        float32 target that was filled with bfloat16 values holds no more than these."""
+        tensors = [self._agreement.moves[indices[place]].tensor for place in hop.targets]
+        return [tensor.wire if tensor.wire != getattr(torch, tensor.target.dtype) else None for tensor in tensors]
+
+    def _rounds(self, indices: Sequence[int], contents: Contents) -> tuple[Rounds, Traffic]:
+        """Make the rounds of a checkpoint, each with exchanges of its own. Collective. Raises as `add`.
+
+        Returns:
+            The rounds, and what each rank sends and gets in all of them.
+        """
+        by_round: dict[int, list[int]] = {}
+        for place, index in enumerate(indices):
+            by_round.setdefault(self._agreement.moves[index].round, []).append(place)
+        room, rounds, traffics = bytes_for_buffers(self._agreement), list[Round](), list[Traffic]()
+        for _, places in sorted(by_round.items()):
+            in_round = [indices[place] for place in places]
+            schedule = Schedule.of(
+                [self._moves[index] for index in in_round], self._group.member.rank, self._agreement.gone
+            )
+            try:
+                exchanges, traffic = self._exchanges(schedule, self._wires(in_round), room)
+            except ValueError as error:
+                raise ValueError(
+                    f"Of the budget of {self._agreement.budget} bytes a checkpoint is read into one half, and {room} "
+                    f"are left for buffers. {error}"
+                ) from error
+            moves = [self._agreement.moves[index] for index in in_round]
+            locals_ = {place: move.local for place, move in enumerate(moves) if move.local is not None}
+            rounds.append(Round(places, locals_, exchanges))
+            traffics.append(traffic)
+        nothing: Traffic = dict.fromkeys(self._group.member.ranks, (0, 0, 0))
+        return Rounds(rounds, contents, self._agreement.files, self._buffers.device), _sum([nothing, *traffics])
+
+
+def _sum(traffics: Sequence[Traffic]) -> Traffic:
+    """Add up the traffic of exchanges that run one after the other, over the same ranks."""
+    return {rank: tuple(map(sum, zip(*[each[rank] for each in traffics]))) for rank in traffics[0]}  # type: ignore[misc]
