@@ -6,6 +6,7 @@ A fault happens where `Watch` learns that a step begins, which is where a rank m
 import os
 import queue
 import random
+import re
 import signal
 import threading
 import time
@@ -75,7 +76,7 @@ def is_time(job, text, exchanges):
     if job.place == "packing":
         return text == f"exchange 1 of {exchanges}, pack"
     if job.place == "first exchange":
-        return text == f"exchange 1 of {exchanges}, wait"
+        return re.fullmatch(r"(hop 1 of \d+, )?exchange 1 of \d+, wait", text) is not None
     if job.place != "last exchange" or not text.endswith(", wait"):
         return False
     number, _, count = text.partition("exchange ")[2].removesuffix(", wait").partition(" of ")

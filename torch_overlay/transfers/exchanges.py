@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -343,6 +344,7 @@ def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run | 
 # save a copy for each rank that gets them: with a least of 1 MB a relay took 1.27 times as long.
 LARGE = Large(least=256 << 10, most=1 << 20)
 IN_FLIGHT = 8  # messages
+GIVE_UP = timedelta(seconds=2)  # in which a wait in gloo fails by itself after its connections were closed
 TAGS = 1 << 20  # above those that a program that uses a mesh's group may have under way
 
 
@@ -705,11 +707,34 @@ class Exchanges:
             running.finish()
             if number == self.count - 1 and not self._kept:
                 sent()  # what this rank gets comes later
-            running.work.wait()
+            self._wait(running.work)
             if self.team.device.type != "cpu" and self._watch is not None:
                 self._ends.append(torch.accelerator.current_stream(self.team.device).record_event())
         self._buffers.give(running.sent)
         return running.came
+
+    def _wait(self, work: dist.Work) -> None:
+        """Wait until an all-to-all has ended.
+
+        A rank that was stopped (SIGSTOP) within one, and woke when all others had closed their connections, was seen to
+        wait in gloo for a send that no longer went anywhere, until the group's own timeout, and closing its connections
+        didn't end that. So a wait in gloo is given up some seconds after they were closed.
+
+        Raises:
+            RuntimeError: it failed, or was given up.
+        """
+        if self._watch is None or not self.team.is_on_gloo:
+            work.wait()
+            return
+        gives_up = False
+        while True:
+            try:
+                work.wait(GIVE_UP)
+                return
+            except RuntimeError:
+                if work.is_completed() or gives_up:
+                    raise
+                gives_up = self._watch.is_cut
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
         with self._step(number, "unpack"):

@@ -135,7 +135,7 @@ class Watch:
         self._heard = 0  # alarms and questions that this rank has answered
         self._can_listen = True  # whether the store is there
         self._lock = threading.Lock()
-        self._is_cut = False  # whether the connections are closed
+        self.is_cut = False  # whether the connections are closed, or are being closed
         self._is_late = False  # whether the clock closed them
         self.said: str | None = None  # how it failed, once it has
         _threads.add(self)
@@ -152,7 +152,7 @@ class Watch:
         Raises:
             RuntimeError: the transfer failed before, here or on another rank.
         """
-        if self.said is None and self._is_cut:
+        if self.said is None and self.is_cut:
             self.said = self._learn(None)
         if self.said is not None:
             raise RuntimeError(
@@ -167,7 +167,7 @@ class Watch:
         Raises:
             RuntimeError: another rank failed, or the timeout is over.
         """
-        if self._is_cut:
+        if self.is_cut:
             raise RuntimeError("the connections of this Transfer were closed")
         position = self._at[0]
         self._at = Position(position.run, position.step + 1, waits, text), time.monotonic()
@@ -175,7 +175,7 @@ class Watch:
     def came(self) -> None:
         """The other ranks have come for whom this step waited: what fails from now on is this rank's own fault."""
         position, since = self._at
-        if not self._is_cut:  # an aborted exchange of NCCL's returns as if it had ended
+        if not self.is_cut:  # an aborted exchange of NCCL's returns as if it had ended
             self._at = position._replace(waits=False), since
 
     def end(self) -> None:
@@ -190,7 +190,7 @@ class Watch:
         """
         position = self.position
         failure = Failure(
-            self.rank, position.run, position.text, str(error) if is_own and not self._is_cut else "", self._is_late
+            self.rank, position.run, position.text, str(error) if is_own and not self.is_cut else "", self._is_late
         )
         self.said = self._learn(failure)
         return self.said
@@ -267,9 +267,9 @@ class Watch:
     def cut(self) -> None:
         """Close the connections, once."""
         with self._lock:
-            if self._is_cut:
+            if self.is_cut:
                 return
-            self._is_cut = True
+            self.is_cut = True
         try:
             self._close_connections()
         except Exception:
@@ -279,7 +279,7 @@ class Watch:
         """End a wait that takes longer than the timeout. Called by the clock."""
         position = self.position
         limit = self.timeout if position.run else max(self.timeout, CONNECT)
-        if position.waits and position.seconds > limit.total_seconds() and not self._is_cut:
+        if position.waits and position.seconds > limit.total_seconds() and not self.is_cut:
             self._is_late = True
             self.cut()
 
