@@ -1,5 +1,7 @@
 """The recipes of docs/transfer.md for whole models, on real ranks."""
 
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,6 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import torch_overlay
 from mesh_ranks import WORLD, make_root
+from torch_overlay.transfers import transfer_group
 
 STEPS, VOCABULARY, WIDTH = 3, 64, 32
 PLAN = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
@@ -62,14 +65,6 @@ def with_fsdp(model, mesh):
     return fully_shard(model, mesh=mesh)
 
 
-def trained_parts(model, tp):
-    """What a trainer gives. A parameter without TP has a mesh for each tp rank; those of the first one are enough."""
-    given = {}
-    for name, tensor in model.state_dict().items():
-        given[name] = tensor if tensor.device_mesh.ndim == 2 or tp.get_local_rank() == 0 else None
-    return given
-
-
 def served_parts(model, mesh):
     """What a server is given: its own memory. A plain parameter is the same on all of its ranks."""
     return {
@@ -94,7 +89,7 @@ class RecipeCases:
             optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-2)
         else:
             server = with_tp(new_model(), serve).requires_grad_(False)
-        source, target = trainer and trained_parts(trainer, mesh["tp"]), server and served_parts(server, serve)
+        source, target = trainer and trainer.state_dict(), server and served_parts(server, serve)
         with torch_overlay.Transfer(source, target) as sync:
             for step in range(STEPS):
                 if trainer:
@@ -106,6 +101,56 @@ class RecipeCases:
                     sync.run()
                 self.assertEqual(comm.get_total_counts(), 1)  # the word before it is no collective
                 self.check_answers(trainer, server, serve, batch[step])
+
+    def test_a_tensor_on_several_meshes(self):
+        """As FSDP2 x TP leaves a norm's weight: sharded on one mesh for each TP rank. The meshes are replicas of one
+        another, which each run shows; nothing is sent where they differ."""
+        mesh, whole = make_root(range(WORLD), (4, 2), ("dp", "tp")), torch.arange(10.0)
+        tp, zeros = self.rank % 2, torch.zeros(10)
+        for options in ({}, {"keep": True}, {"changes": True}, {"relay": True}, {"timeout": 60.0}):
+            source = {
+                name: distribute_tensor(whole + n, mesh["dp"], [Shard(0)], src_data_rank=None)
+                for n, name in enumerate("ab")
+            }
+            target = {name: distribute_tensor(zeros, mesh["tp"], [Shard(0)], src_data_rank=None) for name in "ab"}
+            with torch_overlay.Transfer(source, target, **options) as sync:
+                sync.run()
+                for n, name in enumerate("ab"):
+                    self.assertEqual(target[name].to_local(), (whole + n).chunk(2)[tp])
+                self.assertEqual({name: t.placements for name, t in source.items()}, dict.fromkeys("ab", (Shard(0),)))
+                with torch.no_grad():
+                    source["a"].to_local().add_(100 * tp)
+                part = r"its part of shape \(3,\) that starts at \(3,\) has one value on rank 2, another on rank 3"
+                for name in ("", "a"):
+                    with self.assertRaisesRegex(ValueError, rf"nothing was sent: the source 'a' lies on.*{part}: give"):
+                        sync.run(only=[name] if name else None)
+                with torch.no_grad():
+                    source["b"].to_local().add_(7)
+                sync.run(only=["b"])
+                self.assertEqual(target["a"].to_local(), whole.chunk(2)[tp])
+                self.assertEqual(target["b"].to_local(), (whole + 8).chunk(2)[tp])
+                with torch.no_grad():
+                    source["a"].to_local().sub_(100 * tp)
+                sync.run(check=True)
+        for listed in (1024, 0):  # with 0, a planner plans the tensor
+            target = torch_overlay.piece(zeros[: self.rank + 1].clone(), (10,), (0,))
+            with mock.patch.object(transfer_group, "LISTED", listed):
+                sync = torch_overlay.Transfer([source["b"]], [target])
+            with sync:
+                sync.run()
+                self.assertEqual(target._local_tensor, (whole + 8)[: self.rank + 1])
+                with torch.no_grad():
+                    source["b"].to_local().mul_(1 + tp)
+                with self.assertRaisesRegex(ValueError, "the source '0' lies on several meshes"):
+                    sync.run()
+                with torch.no_grad():
+                    source["b"].to_local().div_(1 + tp)
+        uneven = distribute_tensor(whole, mesh["tp"] if self.rank > 5 else mesh["dp"], [Shard(0)], src_data_rank=None)
+        with self.assertRaisesRegex(ValueError, r"sizes .4,. over ranks 0-6 by 2 on .* sizes .2,. over ranks 6, 7 on"):
+            torch_overlay.Transfer([uneven], [torch.zeros(10)])
+        given = None if self.rank == 7 else distribute_tensor(whole, mesh["dp"], [Shard(0)], src_data_rank=None)
+        with self.assertRaisesRegex(ValueError, "and rank 7 doesn't have it"):
+            torch_overlay.Transfer([given], [torch.zeros(10)])
 
     def check_answers(self, trainer, server, mesh, batch):
         whole = [new_model()]

@@ -56,7 +56,9 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                     least = [min(turn[clock] for turn in some) for some in (turns, ways[OURS])]
                     report.rows.append(Row(f"{clock}, {way} beside", "s", *least, where))
     report.facts["checkpoint"] = found
-    report.notes.append("stock is the way that the row names, ours a Transfer from checkpoint(); the least of all turns")
+    report.notes.append(
+        "stock is the way that the row names, ours a Transfer from checkpoint(); the least of all turns"
+    )
     report.targets.append(Target("wrong tensors", found["wrong"], 0))
     report.targets.append(Target("bytes that a Transfer reads, over those of all tensors", found["read"] / size, 1.0))
 

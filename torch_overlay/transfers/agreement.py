@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -84,6 +85,7 @@ class Agreement:
         device_type: of the tensors.
         left_out: for "source" and "target", the names that only this side has.
         tied: the names of targets that are one block of memory on some rank.
+        multi_mesh: the names of the sources that lie on several meshes.
         contents: the checkpoint that is the source; None if tensors are.
         files: the checkpoint's files, if this rank reads it: its own.
         verdict: what planners said to all ranks; None if nobody asked planners.
@@ -102,6 +104,7 @@ class Agreement:
     device_type: str
     left_out: dict[str, tuple[str, ...]]
     tied: set[tuple[str, ...]]
+    multi_mesh: frozenset[str]
     contents: Contents | None
     files: Files | None
     verdict: Verdict | None
@@ -115,15 +118,20 @@ class Agreement:
         """
         if names is None:
             return range(len(self.moves)), []
-        by_name: dict[str, list[int]] = {}
-        for index, move in enumerate(self.moves):
-            by_name.setdefault(move.tensor.name, []).append(index)
         unknown = [
             f"only names {name!r}, which this Transfer doesn't move"
             for name in names
-            if name not in by_name and not is_among(self.name_keys, name)
+            if name not in self._indices and not is_among(self.name_keys, name)
         ]
-        return [index for name in names for index in by_name.get(name, ())], unknown
+        return [index for name in names for index in self._indices.get(name, ())], unknown
+
+    @cached_property
+    def _indices(self) -> dict[str, list[int]]:
+        """The indices of the moves, by name. Runs that move a layer each ask for a few of thousands of names."""
+        indices: dict[str, list[int]] = {}
+        for index, move in enumerate(self.moves):
+            indices.setdefault(move.tensor.name, []).append(index)
+        return indices
 
 
 def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meeting, Sides]:
@@ -193,6 +201,7 @@ def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meetin
         device_type=_device_type(known, verdict),
         left_out=left_out,
         tied={names for description in descriptions.values() for names in description.tied},
+        multi_mesh=planned.multi_mesh.union([tensor.name for tensor in known if tensor.source.meshes > 1]),
         contents=contents,
         files=own.files,
         verdict=verdict,
@@ -240,11 +249,13 @@ class _Planned(NamedTuple):
 
     Attributes:
         on_meshes: the tensors that all ranks know, since no rank has them in pieces; None if nobody asked planners.
+        multi_mesh: the names of the sources that lie on several meshes.
     """
 
     verdict: Verdict | None
     name_keys: array[int]
     on_meshes: Sequence[Tensor] | None = None
+    multi_mesh: frozenset[str] = frozenset()
 
 
 def _ask_planners(
@@ -271,12 +282,14 @@ def _ask_planners(
     verdict = Verdict.of(verdicts.values(), names_of_others(others))
     beside = agreed_beside(verdict, others, gone, options.strict)
     moves = moves_of(beside.tensors, gone, {})
+    # Of a tensor whose target is in pieces, a rank knows the move only if it has a part.
+    multi_mesh = frozenset([name for name, sharding in beside.shardings[0].items() if sharding.meshes > 1])
     if answers is None:
-        return beside.tensors, beside.left_out, moves, _Planned(verdict, array("q"), beside.tensors)
+        return beside.tensors, beside.left_out, moves, _Planned(verdict, array("q"), beside.tensors, multi_mesh)
     pieces = [in_pieces(shardings) for shardings in (own.description.source, own.description.target)]
     moves = moves_from_planners(moves, answers, pieces, beside, meeting.rank)
     tensors = [*{move.tensor.name: move.tensor for move in moves}.values()]
-    return tensors, beside.left_out, moves, _Planned(verdict, answers.keys, beside.tensors)
+    return tensors, beside.left_out, moves, _Planned(verdict, answers.keys, beside.tensors, multi_mesh)
 
 
 def _ask_in_time(

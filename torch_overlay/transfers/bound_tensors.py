@@ -40,7 +40,7 @@ class BoundTensor:
     Args:
         side: "source" or "target".
         name: of the whole tensor.
-        sharding: of the whole tensor, as all ranks agreed on it.
+        sharding: of the whole tensor, as all ranks agreed on it; if it lies on several meshes, on this rank's mesh.
         place: where several worlds met, if they did.
 
     Attributes:
@@ -287,7 +287,10 @@ def bind_side(
         if own is None or (mesh is not None and mesh.get_coordinate() is None):
             bound.append(None)
         else:
-            bound.append(BoundTensor(side, tensor.name, own, getattr(tensor, side), place))
+            sharding = getattr(tensor, side)
+            if sharding.meshes > 1:  # this rank's tensor is on one of them
+                sharding = sharding_of(tensor.name, cast("DTensor", own), Meshes(place))
+            bound.append(BoundTensor(side, tensor.name, own, sharding, place))
     return bound
 
 

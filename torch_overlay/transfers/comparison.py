@@ -4,13 +4,14 @@ and raise the same error. Start at `agreed`.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from ..distributed._mesh.text import of_ranks
 from .checkpoint import Contents
 from .descriptions import SIDES, Problem, Tensor
 from .replicas import replica_problems
-from .sharding import CASTS, replicated_sharding
+from .sharding import CASTS, on_several_meshes, replicated_sharding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -131,7 +132,7 @@ def join_side(
         gone: ranks that needn't say anything.
 
     Returns:
-        The sharding of each tensor by name; of one with a problem, that of the first rank.
+        The sharding of each tensor by name, with all of its meshes; of one with a problem, that of the first rank.
     """
     by_name: dict[str, dict[Sharding, list[int]]] = {}
     for description, ranks in descriptions:
@@ -142,18 +143,16 @@ def join_side(
         if len(by_sharding) == 1 and not (plain := next(iter(by_sharding))).ranks:
             ranks = sorted(by_sharding.pop(plain))
             by_sharding[replicated_sharding(plain.dtype, tuple(plain.regions.shape), ranks, plain.device)] = ranks
+        if len(by_sharding) > 1 and (joined := on_several_meshes(by_sharding)) is not None:
+            ranks = sorted(itertools.chain(*by_sharding.values()))
+            by_sharding.clear()
+            by_sharding[joined] = ranks
         if len(by_sharding) > 1:
             views: dict[str, list[int]] = {}
             for sharding, ranks in by_sharding.items():
                 views.setdefault(str(sharding), []).extend(ranks)
             said = ", and ".join(f"{view} on {of_ranks(sorted(ranks))}" for view, ranks in views.items())
-            # FSDP2 x TP shards a norm's weight by FSDP alone, on one mesh for each TP rank. It isn't assumed that both
-            # have equal values: experts of one name on different meshes look the same, and differ.
-            are_beside = len({sharding._replace(ranks=()) for sharding in by_sharding}) == 1
-            are_beside = are_beside and bool(next(iter(by_sharding)).ranks)
-            hint = "; if both are the same, give it on one mesh of all these ranks (DTensor.from_local)"
-            text = f"the {side} {name!r} is {said}{hint if are_beside else ''}"
-            problems.append(Problem(0, SIDES.index(side), name, text))
+            problems.append(Problem(0, SIDES.index(side), name, f"the {side} {name!r} is {said}"))
         known = {rank for ranks in by_sharding.values() for rank in ranks}
         (sharding, (rank, *_)), *_ = by_sharding.items()
         missing = [other for other in sharding.ranks if other not in known and other not in gone]

@@ -213,7 +213,7 @@ def as_data(description: Description) -> Data:
             if not (sharding.pieces and description.unlisted):
                 names.setdefault(sharding, []).append(name)
         rows: list[Any] = []
-        for (dtype, regions, ranks, device, pieces), of_sharding in names.items():
+        for (dtype, regions, ranks, device, pieces, _), of_sharding in names.items():
             mesh = meshes.setdefault((ranks, regions.sizes), len(meshes))
             rows.append([of_sharding, dtype, device, mesh, regions.shape, regions.orders, regions.partial, pieces])
         sides.append(rows)

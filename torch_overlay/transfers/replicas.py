@@ -13,7 +13,7 @@ from .pieces import digest
 from .sharding import replicated_sharding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ..distributed.tensor._planner.regions import Box
     from .bound_tensors import BoundTensor
@@ -52,6 +52,12 @@ def replica_problems(
         if any(description.source[name].pieces for description, _ in descriptions if name in description.source):
             at = f"has pieces of shape {box.length} that start at {box.start}"
             text = f"the source {name!r} {at}, with one value {on}"
+        elif any(description.source[name].meshes > 1 for description, _ in descriptions if name in description.source):
+            text = (
+                f"the source {name!r} lies on several meshes, which are replicas then, and its part of shape "
+                f"{box.length} that starts at {box.start} has one value {on}: give what differs, as experts do, other "
+                "names, or say with piece() which part of a whole each mesh has"
+            )
         else:
             text = (
                 f"the source {name!r} is a plain tensor, and so a replica, and has one value {on}: give shards as "
@@ -119,17 +125,30 @@ def replica_problems_now(
     sources: Sequence[BoundTensor | None],
     locals_: Locals,
     moves: Sequence[TensorMove],
+    multi_mesh: Collection[str],
+    are_all_asked: bool,
 ) -> list[str]:
-    """Compare replicas and the sources of tied targets once more, for `run(check=True)`. Collective over the team.
+    """Compare the replicas of the sources before a run. Collective over the team.
 
-    DTensors aren't compared, unless their targets are tied: their replicas are the program's affair.
+    Sources that lie on several meshes are compared in each run, since nothing else says that they are replicas: when
+    the Transfer was made, experts of one name may all have been zero. For `run(check=True)`, plain tensors, pieces and
+    the sources of tied targets are compared, too. Replicas on one mesh aren't: they are the program's affair.
+
+    Args:
+        multi_mesh: the names of the sources that lie on several meshes.
+        are_all_asked: True for `run(check=True)`.
 
     Returns:
         What differs, in words, the same on all ranks.
     """
-    tied = sorted(tied)
-    tied_names = {name for names in tied for name in names}
-    own = source_digests(sources, locals_, moves, lambda source: source.box is not None or source.name in tied_names)
+    tied = sorted(tied) if are_all_asked else []
+    asked = {name for names in tied for name in names} | {*multi_mesh}
+    own = source_digests(
+        sources,
+        locals_,
+        moves,
+        lambda source: source.name in asked or (are_all_asked and source.box is not None),
+    )
     shardings = {tensor.name: tensor.source for tensor in tensors}
     # Where planners planned, a rank has only its own tensors in `tensors`, and can't tell pieces of another from plain.
     reports = team.gather_data([own, [name for name in own if shardings[name].pieces]])

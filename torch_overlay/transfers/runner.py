@@ -402,8 +402,9 @@ class TransferRunner:
         try:
             problems, version, is_background, lost = report.agree(self._member)
             group.enter("planning", True)
-            if report.checks and not problems:
-                problems = self._replica_problems(sources)
+            multi_mesh = self._agreement.multi_mesh
+            if not problems and (report.checks or not multi_mesh.isdisjoint(report.only or multi_mesh)):
+                problems = self._replica_problems(sources, report.checks)
             if not problems and report.only not in self._plans.by_names:
                 try:
                     self._plans.add(report.only, indices, sources, shared)
@@ -526,11 +527,18 @@ class TransferRunner:
             said = watch.settle(error, is_own=not watch.position.waits)
         return RuntimeError(f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {said}")
 
-    def _replica_problems(self, sources: Locals) -> list[str]:
+    def _replica_problems(self, sources: Locals, are_all_asked: bool) -> list[str]:
         """Compare the replicas of these sources. Collective. See `replica_problems_now`."""
         agreement = self._agreement
         return replica_problems_now(
-            self._member, agreement.tensors, agreement.tied, self._sources, sources, agreement.moves
+            self._member,
+            agreement.tensors,
+            agreement.tied,
+            self._sources,
+            sources,
+            agreement.moves,
+            agreement.multi_mesh,
+            are_all_asked,
         )
 
     def _shared(

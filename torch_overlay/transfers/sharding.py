@@ -9,18 +9,18 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from ..distributed._mesh.text import of_ranks
-from ..distributed.tensor._planner.regions import NotPlanned
+from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._runner.specs import read_cuts
 from ._planner.sides import Ranks
 from .pieces import Pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-    from ..distributed.tensor._planner.regions import Box, Regions
+    from ..distributed.tensor._planner.regions import Box
     from .meeting import Place
     from .pieces import Given, Plain
 
@@ -37,6 +37,8 @@ class Sharding(NamedTuple):
             pieces or its plain tensor gives none: it doesn't know which other ranks have some.
         device: the device type.
         pieces: for each of `ranks` the boxes that it has; one entry if there are no ranks. Empty for a mesh.
+        meshes: on how many disjoint meshes the whole tensor lies. If there are several, the first axis of `regions`
+            counts them.
     """
 
     dtype: str
@@ -44,6 +46,7 @@ class Sharding(NamedTuple):
     ranks: tuple[int, ...]
     device: str
     pieces: tuple[tuple[Box, ...], ...] = ()
+    meshes: int = 1
 
     def __str__(self) -> str:
         shape, sizes = tuple(self.regions.shape), self.regions.sizes
@@ -86,6 +89,28 @@ def replicated_sharding(dtype: str, shape: tuple[int, ...], ranks: Sequence[int]
     sizes = (len(ranks),) if ranks else ()
     regions = regions_on((Replicate(),) * len(sizes), None, shape, sizes)
     return Sharding(dtype, regions, tuple(ranks), device)
+
+
+def on_several_meshes(shardings: Iterable[Sharding]) -> Sharding | None:
+    """Join the shardings of one tensor that lies alike on several disjoint meshes, as replicas of one another.
+
+    FSDP2 x TP makes such tensors: a norm's weight, which TP leaves alone, is sharded by FSDP on one mesh for each TP
+    rank. Nothing here says that the values are equal on all meshes: experts of one name look the same, and differ.
+
+    Returns:
+        The sharding on one mesh whose first axis goes over the meshes; None if they overlap, or differ in anything but
+        their ranks.
+    """
+    meshes = sorted(shardings, key=lambda sharding: sharding.ranks)
+    first = meshes[0]
+    ranks = [rank for sharding in meshes for rank in sharding.ranks]
+    is_alike = all(sharding._replace(ranks=()) == first._replace(ranks=()) for sharding in meshes)
+    if not first.ranks or first.pieces or not is_alike or len(ranks) > len({*ranks}):
+        return None
+    shape, sizes, orders, partial = first.regions
+    inner = tuple([tuple([axis + 1 for axis in axes]) for axes in orders])
+    regions = Regions(shape, (len(meshes), *sizes), inner, (None, *partial))
+    return first._replace(regions=regions, ranks=tuple(ranks), meshes=len(meshes))
 
 
 class MeshView(NamedTuple):
