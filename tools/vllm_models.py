@@ -6,7 +6,12 @@ by bit, what its `load_weights` writes.
 
 Ranks are processes on one machine, over gloo. Each model has two small layers. The names and the shapes of its tensors
 are those with which transformers saves it. vLLM packs linear weights on CPUs after loading; these models are as they
-are before that, as on a GPU. Prints a table, and exits with 1 if a model differs, fails or doesn't build.
+are before that, as on a GPU.
+
+In the layouts of EPLB vLLM moves experts between the rounds, by its own function. Then each slot has to hold the expert
+that vLLM's map says, and the table says how many slots vLLM's own `load_weights` would get wrong.
+
+Prints a table, and exits with 1 if a model differs, fails or doesn't build.
 """
 
 from __future__ import annotations
@@ -59,6 +64,8 @@ MLA = {
     "n_shared_experts": 1,
 }
 DENSE_LAYOUTS, SPARSE_LAYOUTS = ("tp1", "tp2", "tp4"), ("tp1", "tp2", "tp4", "ep2")
+MOVING_LAYOUTS = (*SPARSE_LAYOUTS, "eplb1", "eplb2")
+COPIES = 2  # slots for experts beyond one for each, in the layouts of EPLB
 
 
 class Model(NamedTuple):
@@ -67,7 +74,7 @@ class Model(NamedTuple):
     Attributes:
         architecture: its name, in vLLM and in transformers.
         config: what differs from a small dense model.
-        layouts: tensor parallel over so many workers, or expert parallel.
+        layouts: tensor parallel over so many workers, or expert parallel, or that with experts that vLLM moves.
     """
 
     architecture: str
@@ -83,8 +90,8 @@ MODELS = {
     "glm4": Model("Glm4ForCausalLM", {"model_type": "glm4", **HEADS}),
     "gemma2": Model("Gemma2ForCausalLM", {"model_type": "gemma2", **HEADS}),
     "gemma3": Model("Gemma3ForCausalLM", {"model_type": "gemma3_text", **HEADS}),
-    "qwen3_moe": Model("Qwen3MoeForCausalLM", {"model_type": "qwen3_moe", **HEADS, **EXPERTS}, SPARSE_LAYOUTS),
-    "mixtral": Model("MixtralForCausalLM", {"model_type": "mixtral", "num_local_experts": 4}, SPARSE_LAYOUTS),
+    "qwen3_moe": Model("Qwen3MoeForCausalLM", {"model_type": "qwen3_moe", **HEADS, **EXPERTS}, MOVING_LAYOUTS),
+    "mixtral": Model("MixtralForCausalLM", {"model_type": "mixtral", "num_local_experts": 4}, MOVING_LAYOUTS),
     "qwen3_next": Model(
         "Qwen3NextForCausalLM", {"model_type": "qwen3_next", **HEADS, **EXPERTS, **LINEAR}, SPARSE_LAYOUTS
     ),
@@ -98,7 +105,7 @@ MODELS = {
             "n_group": 1,
             "topk_group": 1,
         },
-        SPARSE_LAYOUTS,
+        MOVING_LAYOUTS,
     ),
     "deepseek_v3": Model(
         "DeepseekV3ForCausalLM",
@@ -110,7 +117,7 @@ MODELS = {
             "n_group": 2,
             "topk_group": 1,
         },
-        SPARSE_LAYOUTS,
+        MOVING_LAYOUTS,
     ),
     "gpt_oss": Model(
         "GptOssForCausalLM",
@@ -155,14 +162,14 @@ def main() -> int:
 
 def tried(name: str, layout: str, folder: str) -> tuple[str, bool]:
     """What became of one model in one layout, and whether all workers were right."""
-    size = int(layout.removeprefix("tp").removeprefix("ep"))
+    size = int(layout.lstrip("eptlb"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     processes = []
     for rank in range(size):
-        given = dict(name=name, folder=folder, rank=rank, size=size, port=port, by_experts=layout.startswith("ep"))
+        given = dict(name=name, folder=folder, rank=rank, size=size, port=port, layout=layout)
         command = [sys.executable, __file__, "--rank", json.dumps(given)]
         processes.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -186,14 +193,19 @@ def tried(name: str, layout: str, folder: str) -> tuple[str, bool]:
 # --- in a worker's process
 
 
-def worker(name: str, folder: str, rank: int, size: int, port: int, by_experts: bool) -> int:
+def worker(name: str, folder: str, rank: int, size: int, port: int, layout: str) -> int:
     """One worker of one model: prints RIGHT or WRONG, and how much went directly."""
     import torch
     import torch.distributed as dist
 
-    model, shapes = built(name, folder, rank, size, port, by_experts)
+    model, shapes, config = built(name, folder, rank, size, port, layout)
     import torch_overlay
 
+    if layout.startswith("eplb"):
+        counts, problems = tried_to_move(model, shapes, config)
+        print(f"WRONG {counts}: {'; '.join(problems[:3])}" if problems else f"RIGHT {counts}", flush=True)
+        dist.barrier()
+        os._exit(int(bool(problems)))
     memory = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for tensor in memory.values():
         if tensor.is_floating_point():
@@ -206,14 +218,7 @@ def worker(name: str, folder: str, rank: int, size: int, port: int, by_experts: 
     for turn in range(ROUNDS):
         random = torch.Generator().manual_seed(turn)
         whole = {key: torch.randn(shape, generator=random) for key, shape in shapes.items()}
-        for key, tensor in found.target().items():
-            for part in (tensor,) if isinstance(tensor, torch.Tensor) else tensor:
-                if isinstance(part, torch.Tensor):
-                    part.copy_(whole[key])
-                else:
-                    place = [slice(at, at + many) for at, many in zip(part.start, part._local_tensor.shape)]
-                    part._local_tensor.copy_(whole[key][tuple(place)])
-        found.load_whole()
+        arrive(found, whole)
         got = {key: tensor.detach().clone() for key, tensor in memory.items()}
         for key, tensor in memory.items():
             tensor.data.copy_(before[key])
@@ -230,10 +235,122 @@ def worker(name: str, folder: str, rank: int, size: int, port: int, by_experts: 
     os._exit(int(bool(problems)))  # vLLM's threads outlive it
 
 
+def arrive(found: Any, whole: dict[str, Any]) -> None:
+    """Write what a `Transfer` would, and load the rest."""
+    import torch
+
+    for key, tensor in found.target().items():
+        for part in (tensor,) if isinstance(tensor, torch.Tensor) else tensor:
+            if isinstance(part, torch.Tensor):
+                part.copy_(whole[key])
+            else:
+                place = [slice(at, at + many) for at, many in zip(part.start, part._local_tensor.shape)]
+                part._local_tensor.copy_(whole[key][tuple(place)])
+    found.load_whole()
+
+
+def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tuple[str, list[str]]:
+    """Rounds of the engine's worker, with a rebalance of vLLM's between them: what to say, and the problems."""
+    import inspect
+    import types
+
+    import torch
+    import torch.distributed as dist
+    from vllm.distributed.eplb import eplb_state as eplb
+
+    from torch_overlay.integrations.vllm.worker import WorkerEngine
+    from torch_overlay.transfers.landings import Meta
+
+    for module in model.modules():
+        if type(getattr(module, "quant_method", None)).__name__ == "UnquantizedFusedMoEMethod":
+            module.quant_method.unquantized_backend = types.SimpleNamespace(name="TRITON")  # as on a GPU
+    balancer = eplb.EplbState(config.parallel_config, torch.device("cpu"))
+    balancer.add_model(model, config.model_config)
+    (state,) = balancer.model_states.values()
+    is_old = "parallel_config" in inspect.signature(WorkerEngine.__mro__[1].__init__).parameters
+    about = (config.parallel_config, model) if is_old else (config, torch.device("cpu"), model)
+    engine = WorkerEngine(None, *about)
+    engine._metas = [Meta(key, torch.float32, tuple(shape)) for key, shape in shapes.items()]
+    memory = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    first, problems, wrong = state.physical_to_logical_map.clone(), [], 0
+    engine._ask_loader()
+    for turn in range(ROUNDS):
+        random = torch.Generator().manual_seed(turn)
+        whole = {key: torch.randn(shape, generator=random) for key, shape in shapes.items()}
+        if turn:
+            now = [moved(len(row), max(row) + 1, random) for row in first.tolist()]
+            before = [[slots_of(weight) for weight in weights] for weights in model.expert_weights]
+            rebalance(eplb, state, torch.tensor(now))
+            for row, weights, were in zip(now, model.expert_weights, before):
+                right = [_same(slots_of(weight), slots[row]) for weight, slots in zip(weights, were)]
+                problems += [] if all(right) else ["vLLM moved experts otherwise than its map says"]
+            problems += [] if engine._found.stale() else ["its landings aren't stale after a rebalance"]
+            engine._ask_loader()
+        state.rebalanced = True
+        problems += [] if engine._experts.under_way() else ["nobody sees that a rebalance is under way"]
+        state.rebalanced = False
+        problems += [engine._experts.under_way()] if engine._experts.under_way() else []
+        for tensor in memory.values():
+            if tensor.is_floating_point():
+                tensor.data.fill_(7.0)
+        arrive(engine._found, whole)
+        got = {key: tensor.detach().clone() for key, tensor in memory.items()}
+        with torch.no_grad():
+            model.load_weights([*whole.items()])  # each expert into the slot with its number, and those of copies
+        its = {key: tensor.detach().clone() for key, tensor in memory.items()}
+        for row, weights in zip(state.physical_to_logical_map.tolist(), model.expert_weights):
+            for weight in weights:
+                weight.copy_(slots_of(weight)[row].chunk(dist.get_world_size())[dist.get_rank()])
+        problems += [f"{key} differs in round {turn}" for key in memory if not _same(memory[key], got[key])]
+        for key, param in model.named_parameters():
+            if key in engine._experts.parameters:
+                wrong += sum([not _same(*slot) for slot in zip(param, its[key])]) if turn else 0
+                slots = sum([len(each) for each in engine._experts.parameters.values()])
+    counts = f"{len(engine._found.direct)} of {len(shapes)}, {len(engine._found.skipped)} nowhere"
+    counts += f", {len(engine._found.whole)} whole" if engine._found.whole else ""
+    return f"{counts}; vLLM's own loader has {wrong} of {slots} slots wrong", problems
+
+
+def slots_of(weight: Any) -> Any:
+    """The rows of the experts' slots on all workers. The first of them are those of the experts in order, at first."""
+    import torch
+    import torch.distributed as dist
+
+    rows = [torch.empty_like(weight) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, weight)
+    return torch.cat(rows)
+
+
+def moved(slots: int, experts: int, random: Any) -> list[int]:
+    """Which expert is in which slot after a rebalance: each in one at least."""
+    import torch
+
+    more = torch.randint(experts, (slots - experts,), generator=random)
+    return torch.cat([torch.arange(experts), more])[torch.randperm(slots, generator=random)].tolist()
+
+
+def rebalance(eplb: Any, state: Any, new: Any) -> None:
+    """Move the experts to other slots, as vLLM's `EplbState.rearrange` does."""
+    import contextlib
+    from unittest import mock
+
+    import torch
+    from vllm.distributed.parallel_state import get_ep_group
+
+    old, weights = state.physical_to_logical_map, state.model.expert_weights
+    stream = contextlib.nullcontext()
+    stream.synchronize = lambda: None  # type: ignore[attr-defined]  # it waits for a GPU's
+    with mock.patch.object(torch.accelerator, "current_stream", lambda: stream):
+        eplb.rearrange_expert_weights_inplace(
+            old, new, weights, state.expert_buffer, get_ep_group().device_group, state.communicator
+        )
+    eplb._commit_eplb_maps(state, new)
+
+
 def built(
-    name: str, folder: str, rank: int, size: int, port: int, by_experts: bool
-) -> tuple[Any, dict[str, list[int]]]:
-    """The model of this worker, and the shapes of a checkpoint's tensors by name."""
+    name: str, folder: str, rank: int, size: int, port: int, layout: str
+) -> tuple[Any, dict[str, list[int]], Any]:
+    """The model of this worker, the shapes of a checkpoint's tensors by name, and vLLM's config."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     import torch
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
@@ -251,7 +368,7 @@ def built(
     )
     parallel = ParallelConfig(
         tensor_parallel_size=size,
-        enable_expert_parallel=by_experts,
+        enable_expert_parallel=layout.startswith("ep"),
         distributed_executor_backend="mp" if size > 1 else None,
     )
     parallel.rank = rank
@@ -261,6 +378,10 @@ def built(
         device_config=DeviceConfig(device="cpu"),
         cache_config=CacheConfig(),
     )
+    if layout.startswith("eplb"):  # not as arguments: vLLM's config refuses it on CPUs
+        its = whole.parallel_config
+        its.enable_eplb, its.eplb_config.num_redundant_experts = True, COPIES
+        its.eplb_config.communicator, its.eplb_config.use_async = "torch_gloo", False
     for module in [*sys.modules.values()]:  # else its layers are packed for the CPU
         if module.__name__.startswith("vllm") and hasattr(module, "dispatch_cpu_unquantized_gemm"):
             module.dispatch_cpu_unquantized_gemm = lambda *given, **named: None
@@ -269,7 +390,7 @@ def built(
         initialize_model_parallel(size)
         with set_default_torch_dtype(torch.float32):
             model = initialize_model(vllm_config=whole, model_config=model_config)
-    return model.eval(), shapes
+    return model.eval(), shapes, whole
 
 
 def saved_shapes(folder: str, architecture: str) -> dict[str, list[int]]:

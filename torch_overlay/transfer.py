@@ -181,16 +181,16 @@ class Transfer:
         """
         return self._runner.run(only, version, check, async_op, snapshot)
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> str:
         """Call this in place of `run` on a rank that can't run, for instance because its training step failed.
 
         Then `run` is a ValueError on all other ranks, which names this rank and says why. Nothing was sent, and the
-        next run can succeed.
+        next run can succeed. Returns the message of that error, with the reasons of other ranks that refuse this run.
 
         Raises:
             RuntimeError: the Transfer is closed, or is running; or a rank didn't come within the timeout.
         """
-        self._runner.refuse(why)
+        return self._runner.refuse(why)
 
     def bind(self, source: Any = None, target: Any = None) -> None:
         """Use the tensors of these trees from now on, in place of those given before. A side that is None stays.

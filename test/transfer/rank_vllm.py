@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from mesh_ranks import WORLD
 from on_device import DEVICE, from_host
-from vllm_stand_in import SPARSE, Model, installed, update_to_26
+from vllm_stand_in import SPARSE, Balanced, Model, installed, slots_as_mapped, update_to_26
 
 ROUNDS = 2
 
@@ -277,6 +277,65 @@ class VllmCases:
             for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
                 self.assertTrue(torch.equal(got, want) and got.any(), name)
 
+    def test_experts_that_vllm_moves_get_what_its_map_says(self):
+        """Four workers have eight slots for four experts. Between rounds all slots change; in the third round one
+        worker says that experts are being moved, while others have landed elsewhere: all refuse it, and nobody waits.
+        """
+        maps = [[0, 1, 2, 3, 0, 1, 2, 3]] * 2, [[3, 1, 0, 0, 2, 1, 1, 2], [0, 0, 0, 0, 3, 2, 1, 1]]
+        maps += ([[1, 2, 0, 3, 0, 0, 0, 0], [3, 2, 1, 0, 1, 1, 3, 3]],)
+        paths = [None] * WORLD
+        dist.all_gather_object(paths, tempfile.mktemp())
+        with installed([]), self.worlds(4, 4) as (world, rank, address):
+            from torch_overlay.integrations import vllm as door
+
+            door.register()
+            store = dist.FileStore(paths[0], 8)
+            store.set_timeout(timedelta(seconds=30))
+            model = Balanced(4, rank)
+            model.balance()
+            shapes = {name: shape for name, (shape, _) in model.checkpoint().items()}
+            if world == 0:
+                trainer = importlib.import_module("torch_overlay.integrations.vllm.trainer")
+                source = Source(shapes)
+                info = trainer.TrainerInfo(rank=rank, address=address, trainers=4, workers=4, timeout=20)
+                engine = trainer.TrainerEngine.trainer_init(info, client=Client(store, 4), source=source)
+                for source.round in range(2):
+                    engine.send_weights()
+                source.round, begun = 2, time.monotonic()
+                with self.assertRaisesRegex(ValueError, "rank 6: vLLM is moving experts"):
+                    engine.send_weights()
+                self.assertLess(time.monotonic() - begun, 10)
+                engine.send_weights()
+                engine.shutdown()
+                return
+            ranks = types.SimpleNamespace(data_parallel_index=0, world_size=4, rank=rank, enable_eplb=True)
+            config = types.SimpleNamespace(parallel_config=ranks, model_config=types.SimpleNamespace(quantization=None))
+            engine = self._made("WeightTransferEngineFactory")(None, config, torch.device("cpu"), model)
+            starts = iter([(maps[0], False), (maps[1], False), (maps[2], True), (maps[2], False)])
+
+            def start():
+                rows, moves = next(starts)
+                model.state.rebalanced = moves and rank == 2
+                if not model.state.rebalanced:
+                    model.rebalance(rows)
+
+            engine.start_weight_update = start
+            finished = []
+            engine.finish_weight_update = lambda: finished.append(
+                [(got.clone(), want) for got, want in slots_as_mapped(model, whole(len(finished)), rank, 2)]
+            )
+
+            def whole(turn):
+                seed = 100 * (0, 1, 1, 2)[turn]
+                return {name: values(shape, seed + at) for at, (name, shape) in enumerate(shapes.items())}
+
+            errors = serve(engine, store, rank, 1 + 3 * 4)
+            engine.shutdown()
+            self.assertEqual(len(errors), 1)
+            for turn, slots in enumerate(finished):
+                moved = turn == 2 and rank != 2  # its map is the next one, and its weights are the former
+                self.assertEqual(all(torch.equal(got, want) for got, want in slots), not moved, turn)
+
     def _check_as_they_lie(self, version):
         done = self._run(None, [], version=version, lies=True)
         if done is not None:
@@ -328,9 +387,9 @@ class VllmCases:
             self.assertEqual(reloads, ["begun", "done"] * ROUNDS)
 
     def test_a_worker_of_vllm_that_refuses_tells_all(self):
-        """Not after the timeout. All workers refuse to serve while experts move between them."""
+        """Not after the timeout. These servers say that they move experts, and nothing says where they are."""
         begun = time.monotonic()
-        words = "needs experts that stay on their workers, and this server has enable_eplb"
+        words = r"needs vLLM's state of experts that move \(enable_eplb\) .*, and 0 of them are of this model"
         with self.assertRaisesRegex((ValueError, RuntimeError), words):
             self._run(None, [], enable_eplb=True)
         self.assertLess(time.monotonic() - begun, 15)

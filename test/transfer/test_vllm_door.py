@@ -12,7 +12,17 @@ import torch
 
 import forks
 import torch_overlay
-from vllm_stand_in import SPARSE, Model, installed, update_to_26
+from vllm_stand_in import (
+    EPLB,
+    HAS_VLLM,
+    SPARSE,
+    Balanced,
+    Model,
+    RoutedExperts,
+    installed,
+    slots_as_mapped,
+    update_to_26,
+)
 from way import needs_package
 
 pytestmark = needs_package
@@ -68,12 +78,152 @@ def worker_info(model):
     return InitInfo(f"tcp://127.0.0.1:{forks.free_port()}", 0, 1, 20.0, 1 << 20, params)
 
 
-def test_a_server_that_moves_experts_is_refused():
-    """Landings are asked once: after a move they would be other experts'."""
+MOVES = [[3, 1, 0, 0, 2, 1, 1, 2], [0, 0, 0, 0, 3, 2, 1, 1]]  # by layer and slot, the expert
+
+
+@contextlib.contextmanager
+def balanced_worker(ep=2, rank=1, **parallel):
     with installed([]):
-        engine, info = worker(Model(SPARSE, 1, 0), enable_eplb=True)
-        with pytest.raises(ValueError, match=r"needs experts that stay on their workers, and this server has enable_e"):
-            engine.init_transfer_engine(info)
+        model = Balanced(ep, rank)
+        model.balance()
+        yield model, *worker(model, enable_eplb=True, **parallel)
+
+
+def test_experts_that_vllm_moved_are_written_where_its_map_says():
+    """Two of one worker's slots may have the same expert. vLLM's own loader goes by the first map."""
+    with balanced_worker() as (model, engine, info):
+        engine._metas = info.metas
+        engine._ask_loader()
+        for number, rows in enumerate([[model.first] * 2, MOVES]):
+            if number:
+                assert engine._found.stale() is None
+                model.rebalance(rows)
+                assert engine._found.stale() == "what they depend on has changed"
+                engine._ask_loader()
+            found = engine._found
+            assert not found.whole and not found.untouched
+            weights = {meta.name: torch.randn(meta.shape) for meta in info.metas}
+            for name, pieces in found.direct.items():
+                for piece in pieces:
+                    box = [slice(at, at + many) for at, many in zip(piece.start, piece._local_tensor.shape)]
+                    piece._local_tensor.copy_(weights[name][tuple(box)])
+            for got, want in slots_as_mapped(model, weights, 1, 4):
+                assert torch.equal(got, want)
+            engine._load([*weights.items()])  # as what comes whole is loaded
+            for got, want in slots_as_mapped(model, weights, 1, 4):
+                assert torch.equal(got, want)
+            model.load_weights(weights.items())
+            wrong = sum([not torch.equal(got, want) for got, want in slots_as_mapped(model, weights, 1, 4)])
+            assert wrong == (14 if number else 0)
+
+
+def changes_state(model, engine):
+    model.state.physical_to_logical_map[1, 0] = 2  # tokens go by another map
+
+
+def lacks_an_expert(model, engine):
+    model.rebalance([[0, 1, 2, 2, 2, 2, 2, 2]] * 2)
+
+
+def has_other_names(model, engine):
+    engine._expert_states = [types.SimpleNamespace(model=model, physical_to_logical_map=torch.tensor(MOVES))]
+    model.rebalance(MOVES)
+
+
+def has_another_order(model, engine):
+    model.moe_layers[1].routed_experts.expert_map_manager.expert_map = torch.tensor([-1, 0, -1, 1, -1, 2, -1, 3])
+
+
+def loads_past_the_loader(model, engine):
+    load = model.load_weights
+
+    def load_weights(weights):
+        for name, loaded in weights:
+            layer, _, expert, key = name.split(".") if "." in name else [""] * 4
+            if layer == "1" and key == "w2":  # this worker has the copies
+                model.moe_layers[1].routed_experts.w2_weight.data[int(expert)].copy_(loaded)
+            else:
+                load([(name, loaded)])
+
+    model.load_weights = load_weights
+
+
+def moves_other_memory(model, engine):
+    model.expert_weights[0][1] = torch.zeros(4, 12)
+
+
+def gets_fewer(model, engine):
+    engine._metas = [meta for meta in engine._metas if meta.name != "0.experts.1.w3"]
+
+
+def computes(model, engine):
+    load = model.load_weights
+    model.load_weights = lambda weights: load([(name, w * 2 if name[0] == "1" else w) for name, w in weights])
+
+
+def starts_first(model, engine):
+    engine.parallel_config.enable_elastic_ep = True
+
+
+def is_quantized(model, engine):
+    engine.model_config.quantization = "fp8"
+
+
+UNKNOWN = {
+    changes_state: "tokens are routed by another map",
+    lacks_an_expert: "map doesn't say where each of 4 experts is",
+    has_other_names: "vLLM 0.24 to 0.33: AttributeError: .* no attribute 'rebalanced'",
+    has_another_order: r"slots of this worker aren't consecutive: \[-1, 0, -1",
+    loads_past_the_loader: r"loader of Balanced writes moe_layers.1.routed_experts.w2_weight without",
+    moves_other_memory: "isn't the memory of the model's parameters",
+    gets_fewer: r"needs all experts .* slots of moe_layers.0.routed_experts.w13_weight get 12 to 24 elements",
+    computes: "straight into the model, and moe_layers.1.* can't be written so: its loader calls aten.mul",
+    starts_first: "this server has enable_elastic_ep",
+    is_quantized: "can't be written so: the model is quantized. Start the server without enable_eplb",
+}
+
+
+@pytest.mark.parametrize("differs", UNKNOWN)
+def test_experts_that_move_otherwise_than_known_are_refused(differs):
+    """A wrong expert is silent."""
+    with balanced_worker() as (model, engine, info):
+        engine._metas = info.metas
+        differs(model, engine)
+        with pytest.raises(ValueError, match=UNKNOWN[differs]):
+            engine._ask_loader()
+
+
+def test_nothing_comes_while_vllm_is_moving_experts():
+    """It has copied some to a buffer, and would write them over those that came."""
+    with balanced_worker(1, 0) as (model, engine, info):
+        with by_hand(engine, info) as done:
+            engine.receive_weights(engine.update_info_cls())
+            for state in ({"rebalanced": True}, {"pending_result": object()}):
+                before = dict(vars(model.state))
+                vars(model.state).update(state)
+                engine.receive_weights(engine.update_info_cls())
+                assert re.search(r"refuse: vLLM is moving experts \(EPLB\), .* and send again", done.pop())
+                vars(model.state).update(before)
+            engine.receive_weights(engine.update_info_cls())
+            assert done == ["plan", "run", "run"]
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason="vLLM isn't installed; nox -s vllm runs it")
+def test_the_stand_ins_of_moving_experts_are_as_vllms():
+    import dataclasses
+    import inspect
+
+    import vllm.distributed.eplb.eplb_state as its
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts as Its
+
+    for name, kind in EPLB.items():
+        if dataclasses.is_dataclass(kind):
+            theirs = {field.name for field in dataclasses.fields(getattr(its, name))}
+            assert {field.name for field in dataclasses.fields(kind)} <= theirs
+    ours, theirs = (inspect.signature(each.weight_loader) for each in (RoutedExperts, Its))
+    assert [*ours.parameters] == [*theirs.parameters]
+    first = "build_initial_global_physical_to_logical_map"
+    assert getattr(EPLB["EplbState"], first)(4, 6) == getattr(its.EplbState, first)(4, 6)
 
 
 @pytest.mark.parametrize("name", ["0.rotary", "unknown"])
@@ -118,7 +268,7 @@ def planned(engine, info):
             done.append("plan")
             self.target = target
 
-        def run(self):
+        def run(self, check):
             done.append("run")
             for value, (_, tensor) in enumerate(sorted(self.target.items()), 1):
                 for local in [p._local_tensor for p in tensor] if isinstance(tensor, tuple) else [tensor]:
@@ -130,10 +280,11 @@ def planned(engine, info):
 
         def refuse(self, why):
             done.append(f"refuse: {why}")
+            return why
 
         close = lambda self: done.append("close")
 
-    engine._metas, engine._budget = info.metas, 1
+    engine._metas, engine._options = info.metas, {"budget": 1, "changes": False}
     with mock.patch.object(torch_overlay, "Transfer", Transfer):
         engine._ask_loader()
         engine._plan()
@@ -194,7 +345,7 @@ def test_memory_that_moved_is_bound_anew_and_boxes_that_changed_are_planned_anew
             model.experts0.w13.weight_loader = model.experts0.w2.weight_loader = gone
             engine.receive_weights(engine.update_info_cls())
             moved = "refuse: its landings have changed: what they depend on has changed"
-            assert done == [moved, "close", "plan", "run"]
+            assert done == [moved, "plan", "close", "run"]
 
 
 def test_an_update_of_vllm_0_24_in_the_checkpoints_format_is_refused_and_the_model_put_back():

@@ -89,6 +89,29 @@ class ParamMeta:
     placements: tuple | None = None
 
 
+class EplbState:
+    @staticmethod
+    def build_initial_global_physical_to_logical_map(num_routed_experts, num_redundant_experts):
+        return [*range(num_routed_experts), *[at % num_routed_experts for at in range(num_redundant_experts)]]
+
+
+@dataclass
+class EplbModelState:
+    physical_to_logical_map: torch.Tensor
+    logical_to_physical_map: torch.Tensor
+    model: torch.nn.Module
+    rebalanced: bool
+    pending_result: object | None = None
+
+
+@dataclass
+class EplbLayerState:
+    logical_to_physical_map: torch.Tensor | None = None
+
+
+EPLB = {"EplbState": EplbState, "EplbModelState": EplbModelState, "EplbLayerState": EplbLayerState}
+
+
 class Factory:
     def __init__(self):
         self._registry = {}
@@ -135,6 +158,7 @@ def installed(reloads, version="0.33"):
     }
     modules = {"vllm": {}, "vllm.distributed": {}, "vllm.model_executor": {}, "vllm.model_executor.model_loader": {}}
     modules |= {"vllm.distributed.weight_transfer": {}, "vllm.distributed.weight_transfer.base": base}
+    modules |= {"vllm.distributed.eplb": {}, "vllm.distributed.eplb.eplb_state": EPLB}
     modules |= {
         "vllm.distributed.weight_transfer.factory": factories,
         "vllm.model_executor.model_loader.reload": reload,
@@ -292,3 +316,103 @@ class Model(torch.nn.Module):
 
 SMALL = Sizes(hidden=12, inner=16, heads=8, kv=2, head=2, vocabulary=150, layers=2, experts=0)
 SPARSE = Sizes(**{**vars(SMALL), "experts": 3})
+
+
+# --- experts that vLLM moves
+
+
+class RoutedExperts(torch.nn.Module):
+    """The slots of one worker. The loader takes the number of a slot among all workers'."""
+
+    def __init__(self, physical, hidden, inner, ep, rank):
+        super().__init__()
+        many = self.local_num_experts = physical // ep
+        slots = torch.full((physical,), -1)
+        slots[rank * many : (rank + 1) * many] = torch.arange(many)
+        self.expert_map_manager = types.SimpleNamespace(expert_map=slots, num_fused_shared_experts=0)
+        self.w13_weight = parameter(self.weight_loader, many, 2 * inner, hidden)
+        self.w2_weight = parameter(self.weight_loader, many, hidden, inner)
+
+    def weight_loader(self, param, loaded_weight, weight_name, shard_id, expert_id, return_success=False):
+        at = int(self.expert_map_manager.expert_map[expert_id])
+        if at >= 0:
+            row = param.data[at]
+            row = row if shard_id == "w2" else row.chunk(2)[shard_id == "w3"]
+            row.copy_(loaded_weight)
+        return (at >= 0) if return_success else None
+
+    def get_expert_weights(self):
+        return [param.view(self.local_num_experts, -1) for param in self.parameters()]
+
+
+class MoERunner(torch.nn.Module):
+    def __init__(self, *sizes):
+        super().__init__()
+        self.routed_experts, self.eplb_state = RoutedExperts(*sizes), EplbLayerState()
+
+
+class Balanced(torch.nn.Module):
+    """Layers of experts, of which some have copies, on `ep` workers, and a norm; with vLLM's state as `state`."""
+
+    def __init__(self, ep, rank, experts=4, copies=4, layers=2, hidden=4, inner=3):
+        super().__init__()
+        self.sizes = types.SimpleNamespace(layers=layers, hidden=hidden, inner=inner)
+        self.num_logical_experts = experts
+        self.norm = torch.nn.Parameter(torch.zeros(hidden), requires_grad=False)
+        self.moe_layers = torch.nn.ModuleList(
+            [MoERunner(experts + copies, hidden, inner, ep, rank) for _ in range(layers)]
+        )
+        self.expert_weights = [layer.routed_experts.get_expert_weights() for layer in self.moe_layers]
+        self.first = EplbState.build_initial_global_physical_to_logical_map(experts, copies)
+        self.state = None
+
+    def balance(self):
+        """Make vLLM's state, as a server does when the model is loaded. To be called within `installed`."""
+        kinds = importlib.import_module("vllm.distributed.eplb.eplb_state")
+        slots, layers = len(self.first), self.sizes.layers
+        routes = torch.full((layers, self.num_logical_experts, slots), -1)
+        self.state = kinds.EplbModelState(torch.zeros(layers, slots, dtype=torch.long), routes, self, False)
+        for layer, its in zip(self.moe_layers, routes):
+            layer.eplb_state.logical_to_physical_map = its
+        self.rebalance([self.first] * layers)
+
+    def rebalance(self, rows):
+        """Write another map. Doesn't move weights."""
+        self.state.physical_to_logical_map.copy_(torch.tensor(rows))
+        self.state.logical_to_physical_map.fill_(-1)
+        for layer, row in enumerate(rows):
+            for slot, expert in enumerate(row):
+                routes = self.state.logical_to_physical_map[layer, expert]
+                routes[int((routes >= 0).sum())] = slot
+
+    def checkpoint(self):
+        s, found = self.sizes, {"norm": ((self.sizes.hidden,), False)}
+        for layer in range(s.layers):
+            for expert in range(self.num_logical_experts):
+                for key in ("w1", "w3", "w2"):
+                    shape = (s.hidden, s.inner) if key == "w2" else (s.inner, s.hidden)
+                    found[f"{layer}.experts.{expert}.{key}"] = shape, True
+        return found
+
+    def load_weights(self, weights):
+        for name, loaded in weights:
+            layer, _, rest = name.partition(".experts.")
+            if not rest:
+                self.norm.data.copy_(loaded)
+                continue
+            expert, key = rest.split(".")
+            module = self.moe_layers[int(layer)].routed_experts
+            param = module.w2_weight if key == "w2" else module.w13_weight
+            for slot in [slot for slot, its in enumerate(self.first) if its == int(expert)]:
+                if param.weight_loader(param, loaded, name, shard_id=key, expert_id=slot, return_success=True):
+                    break  # as Mixtral's: a copy on the same worker is left out
+
+
+def slots_as_mapped(model, weights, rank, many):
+    """For each slot of a worker what it holds, and what it has to by vLLM's map, from a checkpoint's tensors."""
+    for layer, row in enumerate(model.state.physical_to_logical_map.tolist()):
+        module = model.moe_layers[layer].routed_experts
+        for at, expert in enumerate(row[rank * many : (rank + 1) * many]):
+            w1, w3, w2 = (weights[f"{layer}.experts.{expert}.{key}"] for key in ("w1", "w3", "w2"))
+            yield module.w13_weight[at], torch.cat([w1, w3])
+            yield module.w2_weight[at], w2

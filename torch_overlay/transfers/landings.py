@@ -104,10 +104,14 @@ class Landings:
             self._buffers = {meta.name: meta.empty(device) for meta in self._tensors if meta.name in self.whole}
         return {**self._buffers, **self.direct}
 
-    def load_whole(self) -> None:
+    def load_whole(self, copies: bool = False) -> None:
         """Write the loader's constants, and hand the tensors that came whole to the loader, in one call.
 
         Call it after each `Transfer.run` into `target()`.
+
+        Args:
+            copies: hand a copy of each tensor to the loader, made when the loader asks for it. A loader may change or
+                keep what it gets, and the next run of a `Transfer` with `changes` needs what came last.
 
         Raises:
             RuntimeError: `target()` wasn't called before, so nothing can have arrived.
@@ -117,7 +121,9 @@ class Landings:
         with torch.no_grad():
             for view, value in self.fills:
                 view.fill_(value)
-            if self._buffers:
+            if self._buffers and copies:
+                self._load((name, tensor.clone()) for name, tensor in self._buffers.items())
+            elif self._buffers:
                 self._load([*self._buffers.items()])
 
     def stale(self) -> str | None:

@@ -239,16 +239,17 @@ class TransferRunner:
                 self._running.release()
         return None
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> str:
         """Tell the other ranks, which run, that this rank can't, so that all of them raise. See `Transfer.refuse`."""
         self._take_turn()
         try:
             if self.traffic:
                 self._run(RunReport([why or "it refused"]), (), [], [], lambda: None, NOTHING_SHARED, False)
-        except ValueError:
-            pass  # what all ranks raise; this rank knows why
+        except ValueError as error:
+            return str(error)  # what all ranks raise
         finally:
             self._running.release()
+        return ""
 
     def _take_turn(self) -> None:
         """Acquire `_running`, so that no other thread runs or closes the Transfer until it is released.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch_overlay
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfer import BUDGET
 from torch_overlay.transfers._planner.sides import Ranks
+from torch_overlay.transfers.meeting import refuse_transfer
 
 from . import BACKEND, MOVED, base_class
 
@@ -31,6 +33,9 @@ class TrainerInfo(base_class("TrainerInitInfo")):  # type: ignore[misc]
         workers: how many workers there are, of all data-parallel replicas together.
         timeout: seconds that they wait for one another.
         budget: bytes that buffers may take on a rank.
+        changes: send only elements whose bits changed since the last round, as a `Transfer` does.
+        relay: send each element from the trainers once, and let workers pass it on to one another, as a `Transfer`
+            does. Each rank gives its machine's name as `host`.
     """
 
     backend: ClassVar[str] = BACKEND
@@ -41,6 +46,8 @@ class TrainerInfo(base_class("TrainerInitInfo")):  # type: ignore[misc]
     workers: int
     timeout: float = 300.0
     budget: int = BUDGET
+    changes: bool | Literal["cpu"] = False
+    relay: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.trainers or self.workers < 1:
@@ -69,7 +76,8 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         self.client, self.source, self.is_sender, self.rank = client, source, is_sender, rank
         self._place: Place | None = None
         self._transfer: torch_overlay.Transfer | None = None
-        self._trainers, self._budget = 1, BUDGET
+        self._trainers = 1
+        self._options: dict[str, Any] = {}
         self._own_error: Exception | None = None  # of our source, in the last round in which it failed
 
     @classmethod
@@ -94,17 +102,21 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
                 "a WeightSource that has iter_local, which vLLM's have from 0.33 on."
             )
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
-        engine._trainers, engine._budget = init_info.trainers, init_info.budget
+        engine._trainers, options = (
+            init_info.trainers,
+            {"budget": init_info.budget, "changes": init_info.changes, "relay": init_info.relay},
+        )
+        engine._options = {**options, "host": socket.gethostname() if init_info.relay else None}
         params = [(meta.name, str(meta.dtype).removeprefix("torch."), list(meta.shape)) for meta in source.metadata]
         said = {"address": init_info.address, "trainers": init_info.trainers, "workers": init_info.workers}
-        said |= {"timeout": init_info.timeout, "budget": init_info.budget, "params": params}
+        said |= {"timeout": init_info.timeout, **options, "params": params}
 
         def join() -> None:
             size = init_info.trainers + init_info.workers
             engine._place = torch_overlay.meet(
                 init_info.address, rank=init_info.rank, world_size=size, timeout=init_info.timeout
             )
-            engine._transfer = engine._planned()
+            engine._transfer = engine._planned(engine._weights())
 
         try:
             # The call returns when the workers have met us, and they wait for us to meet: so both at once.
@@ -115,11 +127,15 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             raise
         return engine
 
-    def _planned(self) -> torch_overlay.Transfer:
-        return torch_overlay.Transfer(self._weights(), None, group=self._place, budget=self._budget, strict=False)
+    def _planned(self, weights: dict[str, Any]) -> torch_overlay.Transfer:
+        return torch_overlay.Transfer(weights, None, group=self._place, strict=False, **self._options)
 
-    def send_weights(self) -> None:
+    def send_weights(self, check: bool = False) -> None:
         """Send the source's present weights to all workers: one round. Every rank of the trainer calls it.
+
+        Args:
+            check: compare replicas again, and with `changes` send everything: for servers that got other weights, or
+                lost theirs, without this engine. The same on all ranks of the trainer.
 
         Raises:
             ValueError: the source of another trainer's rank failed; names the rank and its error. Raised on all
@@ -135,7 +151,9 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         self._share_outcome(
             started, "start it at vLLM's servers", "Nothing was sent; see to the servers, and send again."
         )
-        failed, told = self._work_during(lambda: self.client.update_weights({}), self._send)
+        failed, told = self._work_during(
+            lambda: self.client.update_weights({"check": True} if check else {}), lambda: self._send(check)
+        )
         if isinstance(failed, ValueError) or (failed is not None and failed is self._own_error):
             if self.is_sender and told is None:
                 self._error_of(self.client.finish_weight_update)  # vLLM refuses to begin a round within another one
@@ -149,29 +167,32 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             told, "finish it at vLLM's servers", "The weights were sent; some servers may not have them all."
         )
 
-    def _send(self) -> None:
+    def _send(self, check: bool) -> None:
         """Run the transfer with the present weights. If they can't be had, tell all ranks why in its place."""
         transfer: Any = self._transfer
         try:
             # Anew in each round: FSDP may have replaced the local tensors since, and a source may be a function.
-            transfer.bind(source=self._weights())
+            weights = self._weights()
+            transfer.bind(source=weights)
         except Exception as error:
             self._own_error = error
-            transfer.refuse(f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            if MOVED in transfer.refuse(why):  # by some worker, so that all plan anew: they hear the reason there
+                refuse_transfer(self._place, why)  # type: ignore[arg-type]
             raise
         except BaseException:  # interrupted: the others hear of it when our connections close
             self.shutdown()
             raise
         try:
-            transfer.run()
+            transfer.run(check=check)
         except ValueError as error:
             if MOVED not in str(error):
                 raise
             # Some worker's landings have changed, for instance since experts moved. All ranks plan anew, and go on
             # with this round.
+            self._transfer = self._planned(weights)
             transfer.close()
-            self._transfer = self._planned()
-            self._transfer.run()
+            self._transfer.run(check=check)
 
     @staticmethod
     def _error_of(call: Callable[[], object]) -> Exception | None:

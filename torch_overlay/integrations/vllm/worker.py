@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import socket
 import types
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -16,6 +17,7 @@ from torch_overlay.transfers.landings import Landings, Meta, all_whole, find_lan
 from torch_overlay.transfers.meeting import refuse_transfer
 
 from . import MOVED, require_worker
+from .experts import LiveExperts, states_of
 
 # Before the imports below: an older vLLM has only some of these names, and the error would say no more than that.
 require_worker()
@@ -46,6 +48,7 @@ class InitInfo(WeightTransferInitInfo):
         timeout: seconds that they wait for one another.
         budget: bytes that buffers may take on a rank.
         params: name, type and shape of each tensor of the checkpoint.
+        changes, relay: as a `Transfer` takes them.
     """
 
     address: str
@@ -54,6 +57,8 @@ class InitInfo(WeightTransferInitInfo):
     timeout: float
     budget: int
     params: list[Sequence[Any]] = field(default_factory=list)
+    changes: bool | str = False
+    relay: bool = False
 
     @property
     def metas(self) -> list[Meta]:
@@ -68,7 +73,13 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """What the trainer says of one round: nothing, since each round sends all tensors."""
+    """What the trainer's engine tells each worker of one round.
+
+    Attributes:
+        check: as `Transfer.run` takes it.
+    """
+
+    check: bool = False
 
 
 class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -94,8 +105,14 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._place: Place | None = None
         self._transfer: torch_overlay.Transfer | None = None
         self._found: Landings | None = None
+        self._bound: Landings | None = None  # those that the transfer writes to
+        self._planned: Any = None  # the boxes for which it was planned
         self._metas: list[Meta] = []
-        self._budget = 0
+        self._options: dict[str, Any] = {}
+        # Now, since vLLM hides its objects from the search once the server has started.
+        self._expert_states = states_of(self.model) if self._moves_experts() else []
+        self._experts: LiveExperts | None = None
+        self._is_loader_known = False  # whether its loader places experts as `LiveExperts.loading` needs it
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Meet the trainers, and plan. vLLM calls it once on each worker, while the trainers are in `trainer_init`."""
@@ -111,7 +128,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Ask the loader, meet the trainers and the other workers, and plan. A problem here is told to all of them."""
         problem: Exception | None = None
         try:
-            self._metas, self._budget = init_info.metas, init_info.budget
+            self._metas, self._options = init_info.metas, options_of(init_info)
             self._ask_loader()
         except Exception as error:
             problem = error
@@ -129,31 +146,50 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._plan()
 
     def _ask_loader(self) -> None:
-        """Ask the model's loader where it puts the trainer's tensors."""
-        self._check_experts_stay()
+        """Ask the model's loader where it puts the trainer's tensors.
+
+        If vLLM moves experts (EPLB), each goes where it is now. vLLM's own loader goes by where experts were at first,
+        so weights would be written over other experts.
+        """
         self._check_scales()
+        self._experts = self._live_experts()
         with torch.device(self.device):
-            self._found = self._landings()
+            found = self._landings(self._load)
+            if self._experts is not None:
+                self._experts.check_landings(found)
+                if not self._is_loader_known:
+                    self._experts.check_loader(lambda: self._landings(self._load_as_vllm))
+                    self._is_loader_known = True
+        self._found = found
         self._log_landings()
 
+    def _moves_experts(self) -> bool:
+        return bool(getattr(self.parallel_config, "enable_eplb", False))
+
+    def _live_experts(self) -> LiveExperts | None:
+        """The experts as they lie now; None if they stay where they are."""
+        if not self._moves_experts():
+            return None
+        if getattr(self.parallel_config, "enable_elastic_ep", False):
+            raise ValueError(
+                "The engine 'torch_overlay' needs workers that stay, and this server has enable_elastic_ep, which adds "
+                "and removes some. Start it without."
+            )
+        return LiveExperts(self.model, self._expert_states)
+
     def _plan(self) -> None:
-        """Make the transfer into the present landings. Collective over all trainers and workers."""
-        target = self._found.target()  # type: ignore[union-attr]
-        self._transfer = torch_overlay.Transfer(None, target, group=self._place, budget=self._budget, strict=False)
-        unknown = self._transfer.left_out["source"]
+        """Make the transfer into the present landings. Collective over all trainers and workers.
+
+        If it fails, the former transfer stays.
+        """
+        found: Any = self._found
+        made = torch_overlay.Transfer(None, found.target(), group=self._place, strict=False, **self._options)
+        if self._transfer is not None:
+            self._transfer.close()
+        self._transfer, self._bound, self._planned = made, found, _boxes(found)
+        unknown = made.left_out["source"]
         if unknown:
             logger.warning("no worker takes %d of the trainer's tensors: %s", len(unknown), ", ".join(unknown[:5]))
-
-    def _check_experts_stay(self) -> None:
-        """Raise ValueError if vLLM moves experts between workers (EPLB).
-
-        vLLM's own loader goes by where experts were at first, so weights would be written over other experts.
-        """
-        if getattr(self.parallel_config, "enable_eplb", False):
-            raise ValueError(
-                "The engine 'torch_overlay' needs experts that stay on their workers, and this server has enable_eplb, "
-                "which moves them. Start it without, or take another weight transfer backend."
-            )
 
     def _check_scales(self) -> None:
         """Raise ValueError if the server has an fp8 checkpoint, and the trainer sends weights without scales.
@@ -174,10 +210,10 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 "in the trainer's type, with quantization='fp8' to have vLLM quantize it."
             )
 
-    def _landings(self) -> Landings:
-        """Where the loader puts the tensors, with what vLLM may lay out anew marked as unreliable."""
+    def _landings(self, load: Callable[..., object]) -> Landings:
+        """Where a loader puts the tensors, with what vLLM may lay out anew marked as unreliable."""
         if getattr(self.model_config, "quantization", None) is not None:
-            return all_whole(self._load, self.model, self._metas, "the model is quantized")
+            return all_whole(load, self.model, self._metas, "the model is quantized")
         anew = {key for module in self.model.modules() if lays_out_anew(module) for key in storages(module)}
         unreliable = dict.fromkeys(anew, "vLLM makes something of it after loading")
         for tensor in (*self.model.parameters(), *self.model.buffers()):
@@ -196,13 +232,13 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             logger.warning("the model's load_weights %s; it is asked again in each round", why)
 
         return find_landings(
-            self._load, self.model, self._metas, self._expert_maps, unreliable=unreliable, when_refused=refused
+            load, self.model, self._metas, self._expert_maps, unreliable=unreliable, when_refused=refused
         )
 
-    def _expert_maps(self) -> dict[str, list[int]]:
-        """For each module with experts, its map from experts to places on this worker. Elastic expert parallelism
-        changes these maps."""
-        found = {}
+    def _expert_maps(self) -> dict[str, Any]:
+        """For each module with experts, its map from experts to places on this worker, which elastic expert parallelism
+        changes; and the map that EPLB changes."""
+        found: dict[str, Any] = {} if self._experts is None else {"": self._experts.map}
         for name, module in self.model.named_modules():
             for key in ("expert_map", "_expert_map"):
                 its = getattr(module, key, None)
@@ -211,6 +247,10 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return found
 
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        with contextlib.nullcontext() if self._experts is None else self._experts.loading():
+            return self._load_as_vllm(weights)
+
+    def _load_as_vllm(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
         with _all_may_not_come():
             return self.model.load_weights(weights)
 
@@ -249,19 +289,21 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if load_weights is not None and load_weights == self.model.load_weights:
             self._refuse_an_open_reload()
         try:
-            self._run()
+            self._run(update_info.check)
         except ValueError as error:
             # vLLM's executor (0.32) stops at the first worker's error, and takes what the other workers answered for
             # their answers to its next call. So an error that the trainers raise, too, isn't raised by all workers.
             logger.error("A round of weights was refused, and the server keeps those that it has: %s", error)
             return
+        # The loader may change or keep what it gets. With `changes`, the next round needs it as it came.
+        copies = bool(self._options["changes"])
         if not self._found.whole:
             self._found.load_whole()  # writes the constants that the loader fills in, such as rows of padding
             return
         _reload("initialize")(scope := self._reloaded())
         try:
             with torch.device(self.device):
-                self._found.load_whole()
+                self._found.load_whole(copies=copies)
         except BaseException:
             try:
                 self._finalize(scope)
@@ -281,38 +323,45 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             "The engine 'torch_overlay' writes into the model itself: begin its updates with "
             "start_weight_update(is_checkpoint_format=False)."
         )
-        self._transfer.refuse(why)  # type: ignore[union-attr]
+        self._refuse(why)
+
+    def _refuse(self, why: str) -> NoReturn:
+        """Say in place of a run that this worker can't take part. Raises ValueError, as it does on all ranks."""
+        told = self._transfer.refuse(why)  # type: ignore[union-attr]
+        if MOVED in told:  # by another worker, so that all plan anew: they hear the reason there
+            refuse_transfer(self._place, why)  # type: ignore[arg-type]
         raise ValueError(why)
 
-    def _run(self) -> None:
+    def _run(self, check: bool) -> None:
         """One run of the transfer. If the landings don't hold any more, ask the loader again first."""
         transfer: Any = self._transfer
+        why = None if self._experts is None else self._experts.under_way()
+        if why is not None:
+            self._refuse(why)
         why = self._found.stale()  # type: ignore[union-attr]
         if why is not None:
             logger.info("asking the loader again: %s", why)
-            before = _boxes(self._found)
             try:
                 self._ask_loader()
             except Exception as error:
-                why = f"{type(error).__name__}: {error}"
-                transfer.refuse(why)
-                raise ValueError(why) from error
-            if _boxes(self._found) == before:
-                # Only memory moved. The boxes are the same, so the plan still holds.
-                transfer.bind(target=self._found.target())  # type: ignore[union-attr]
-                why = None
-        try:
-            if why is None:
-                transfer.run()
+                self._refuse(f"{type(error).__name__}: {error}")
+        # Not only where they were stale: a round before may have failed after the loader was asked.
+        if self._found is not self._bound and _boxes(self._found) == self._planned:
+            # Only memory moved, or experts changed places on this worker. The plan still holds.
+            transfer.bind(target=self._found.target())  # type: ignore[union-attr]
+            self._bound = self._found
+        if self._found is self._bound:
+            try:
+                transfer.run(check=check)
                 return
-            transfer.refuse(f"{MOVED}: {why}")
-        except ValueError as error:
-            if MOVED not in str(error):
-                raise
+            except ValueError as error:
+                if MOVED not in str(error):
+                    raise
+        else:
+            transfer.refuse(f"{MOVED}: {why or 'it was asked again before'}")
         # The landings of some worker have changed, perhaps ours: all ranks plan anew, and go on with this round.
-        transfer.close()
         self._plan()
-        self._transfer.run()  # type: ignore[union-attr]
+        self._transfer.run(check=check)  # type: ignore[union-attr]
 
     def _reloaded(self) -> Any:
         """What vLLM's layerwise reload gets in place of a model: an object with `modules()`, which yields the modules
@@ -349,10 +398,16 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Leave the trainers. A second call does nothing."""
         transfer, self._transfer = self._transfer, None
         place, self._place = self._place, None
-        self._found = None
+        self._found = self._bound = self._planned = None
         for each in (transfer, place):
             if each is not None:
                 each.close()
+
+
+def options_of(init_info: InitInfo) -> dict[str, Any]:
+    """What the trainer says of the `Transfer`; with `relay` also the name of this machine."""
+    host = socket.gethostname() if init_info.relay else None
+    return {"budget": init_info.budget, "changes": init_info.changes, "relay": init_info.relay, "host": host}
 
 
 def worker_number(parallel: Any) -> int:
