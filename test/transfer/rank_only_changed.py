@@ -4,6 +4,7 @@ import random
 from unittest import mock
 
 import torch
+from benchmarks.allocations import allocated
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import torch_overlay
@@ -147,6 +148,25 @@ class OnlyChangedCases:
             torch_overlay.Transfer([source], [target], changes=self.rank > 0)
         with self.assertRaisesRegex(ValueError, 'changes= takes True, False or "cpu"; got 3'):
             torch_overlay.Transfer([source], [target], changes=3)
+
+    def test_a_receiver_has_room_for_what_arrives_and_no_copy(self):
+        """One element of a thousand: a receiver allocates 20 times less than its target takes."""
+        train, serve = (make_root(ranks, (4,), ("dp",)) for ranks in (range(4), range(4, 8)))
+        whole = torch.arange(1 << 18).to(torch.bfloat16)
+        own = distribute_tensor(whole, train if self.rank < 4 else serve, [Shard(0)], src_data_rank=None)
+        target = distribute_tensor(torch.zeros_like(whole), serve, [Replicate()], src_data_rank=None)
+        given = ([own], None) if self.rank < 4 else (None, [target])
+        for changes_only, most in ((True, whole.nbytes // 20), (False, None)):
+            with torch_overlay.Transfer(*given, changes=changes_only, budget=64 << 20) as transfer:
+                transfer.run()
+
+                def step():
+                    own.to_local()[::1000] += 1
+                    transfer.run()
+
+                (memory,) = allocated([step])
+                if self.rank > 3:
+                    self.assertTrue(0 < memory.peak < most if most else memory.peak > whole.nbytes // 20, memory)
 
 
 # Two thousand at night.
