@@ -25,6 +25,7 @@ from torch_overlay.distributed.tensor._runner import answers
 from torch_overlay.distributed.tensor._runner.answers import find_answer
 from torch_overlay.distributed.tensor._runner.program import Program
 from twins_tensor import without_sizes
+from width import NIGHTLY
 
 pytestmark = needs_overlay
 WORDS = {"R": Replicate(), "0": Shard(0), "1": Shard(1), "P": Partial()}
@@ -191,7 +192,7 @@ def test_a_plan_for_few_elements_is_guarded(mesh, monkeypatch):
 SIZED = [("R01", "0RR", 1798), ("000", "111", 1800), ("P0R", "R10", 904)]
 
 
-@pytest.mark.parametrize(("source", "target", "n"), SIZED)
+@pytest.mark.parametrize(("source", "target", "n"), SIZED if NIGHTLY else SIZED[2:])
 def test_every_size_that_the_guards_admit_has_the_traced_plan(mesh, source, target, n):
     """With rounds, or where a plan is shared by about equal sizes: a rank that traced another size runs the same."""
     ends = read(source), read(target)

@@ -115,6 +115,7 @@ def test_each_patch_changes_something_and_has_tests(states):
         assert any(path.endswith(f"/{test}") for path in states[-1] for test in named), message.name
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="ten seconds for who sends patches upstream: only at night")
 def test_its_own_tests_pass_where_the_overlay_is_not(states, tmp_path):
     """On a copy of torch that carries the whole stack, without torch_overlay."""
     copy_torch(INSTALLED, tmp_path)

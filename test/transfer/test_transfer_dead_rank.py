@@ -5,6 +5,7 @@ import signal
 import time
 from contextlib import ExitStack
 from datetime import timedelta
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -183,3 +184,22 @@ def test_who_dies_at_a_place_is_named(jobs):
         assert rank != dead and seconds < 2 * TIMEOUT + 5 + 2, (where, dead, rank, seconds)
         with pytest.raises(RuntimeError, match=(PLACES if dead else STORES)[where].format(dead)):
             raise RuntimeError(said)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_wait_that_goes_on_after_connections_were_closed_is_given_up(ends):
+    """As gloo's in a rank that was stopped and woke. The group is never freed then: that would wait, too."""
+    from torch_overlay.transfers.exchanges import Exchanges
+
+    watch, team, waits = SimpleNamespace(is_cut=False), mock.Mock(is_on_gloo=True), []
+
+    def wait(limit):
+        waits.append(limit)
+        watch.is_cut = len(waits) > 2
+        raise RuntimeError("Operation timed out!")
+
+    work = SimpleNamespace(wait=wait, is_completed=lambda: ends and len(waits) > 2)
+    with pytest.raises(RuntimeError, match="timed out"):
+        Exchanges._wait(SimpleNamespace(_watch=watch, team=team), work)
+    assert len(waits) == (3 if ends else 4)
+    assert team.never_free.called != ends

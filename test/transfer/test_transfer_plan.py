@@ -11,7 +11,7 @@ from torch_overlay.transfers._planner.routes import Move
 from torch_overlay.transfers._planner.schedule import Large, Schedule
 from torch_overlay.transfers._planner.sides import Ranks, Side
 from transfer_twin import carry_out, draw, lacking
-from width import NIGHTLY
+from width import NIGHTLY, sample
 
 TIMES = 10 if NIGHTLY else 1
 LONG = (0, 1, 24, 30, 48, 50)
@@ -51,7 +51,7 @@ def test_many_exchanges_stay_within_the_budget(seed, budget):
     assert most > 3
 
 
-@pytest.mark.parametrize("seed", range(15 * TIMES))
+@pytest.mark.parametrize("seed", list(sample(range(15 * TIMES), 4)))
 def test_the_busiest_port_is_near_the_optimum_of_the_flow(seed):
     """Within a tenth, over all tensors together, on 300 pairs of meshes. The flow may cut an element, so where a rank
     has fewer than twenty of them to send, one of each tensor is let go; these pairs are none of the 300."""

@@ -732,7 +732,10 @@ class Exchanges:
                 work.wait(GIVE_UP)
                 return
             except RuntimeError:
-                if work.is_completed() or gives_up:
+                if work.is_completed():
+                    raise
+                if gives_up:
+                    self.team.never_free()
                     raise
                 gives_up = self._watch.is_cut
 

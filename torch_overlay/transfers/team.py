@@ -7,6 +7,7 @@ gloo's; else another one, so that the host never waits for a GPU to hear whether
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import itertools
@@ -319,6 +320,15 @@ class Team:
                 _close_gloo(group)
             else:
                 in_time(group.abort, ABORT)
+
+    def never_free(self) -> None:
+        """Keep the groups until the process ends, because a collective in one of them doesn't end.
+
+        The destructor of a gloo group waits for its threads, and the interpreter waits with it. A reference in a module
+        would be dropped while the interpreter ends.
+        """
+        for group in self._groups:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def destroy(self) -> None:
         """Destroy the group of the tensors. Does nothing if c10d doesn't know it: the group of a place, which ends with
