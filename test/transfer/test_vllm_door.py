@@ -257,7 +257,7 @@ class Scaled(torch.nn.Module):
     fails = None
 
 
-def planned(engine, info):
+def planned(engine, info, changes=False):
     """An engine whose rounds are run by hand: what a transfer writes, and what it does besides."""
     done = []
 
@@ -284,7 +284,7 @@ def planned(engine, info):
 
         close = lambda self: done.append("close")
 
-    engine._metas, engine._options = info.metas, {"budget": 1, "changes": False}
+    engine._metas, engine._options = info.metas, {"budget": 1, "changes": changes}
     with mock.patch.object(torch_overlay, "Transfer", Transfer):
         engine._ask_loader()
         engine._plan()
@@ -316,6 +316,21 @@ def test_a_round_reloads_what_comes_whole_and_leaves_no_reload_open(fails):
             if fails is None:
                 assert done == ["plan", "run", "run"]
                 assert (model.cut.weight == 1).all() and (model.scaled.weight == 4).all()
+
+
+def test_what_came_whole_is_kept_for_a_round_that_brings_only_changes():
+    """A loader may change what it gets, here without a version counter that would tell."""
+    with installed([]):
+        model = Scaled()
+        engine, info = worker(model)
+        model.load_weights = lambda weights: [getattr(model, n).weight.data.copy_(w.data.mul_(2)) for n, w in weights]
+        with by_hand(engine, info, changes=True) as done:
+            for came in (True, False):
+                if not came:  # nothing has changed
+                    engine._transfer.run = lambda check: done.append("run")
+                engine.receive_weights(engine.update_info_cls())
+                assert (model.scaled.weight == 4).all()
+            assert done == ["plan", "run", "run"]
 
 
 def test_memory_that_moved_is_bound_anew_and_boxes_that_changed_are_planned_anew():
