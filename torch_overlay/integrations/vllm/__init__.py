@@ -10,6 +10,9 @@ import importlib
 import importlib.metadata
 import inspect
 import logging
+import re
+
+from torch_overlay.show.words import counted
 
 BACKEND = "torch_overlay"
 # A worker whose landings have changed refuses its run with these words. All ranks then plan anew, and send again.
@@ -56,6 +59,25 @@ def base_class(name: str) -> type:
     """A base class of vLLM's; `object` if vLLM isn't installed, or is too old to have it."""
     found: type = getattr(_imported(_BASE)[0], name, object)
     return found
+
+
+def name_worker(error: Exception | None, trainers: int) -> None:
+    """Add to an error which worker of vLLM's a rank is that it names: in the place, workers come after trainers.
+
+    >>> error = RuntimeError("rank 5 didn't come within 300 s.")
+    >>> name_worker(error, trainers=4)
+    >>> str(error)
+    "rank 5 didn't come within 300 s. (With 4 trainers, rank 5 of the place is vLLM's worker 1.)"
+    """
+    if type(error) in (ValueError, RuntimeError) and "rank" in str(error):
+        blamed = re.sub(r"\bover ranks [\d, -]+", "", str(error))  # not all that a Transfer has
+        said = re.findall(r"\branks? (\d+(?:, \d+)*)", blamed)
+        ranks = [int(rank) for each in said for rank in each.split(", ")]
+        rank = next((rank for rank in ranks if rank >= trainers), None)
+        if error is not None and rank is not None:
+            who = f"rank {rank} of the place is vLLM's worker {rank - trainers}"
+            more = f"(With {counted(trainers, 'trainer')}, {who}.)"
+            error.args = (f"{error} {more}",)
 
 
 def _need() -> str:

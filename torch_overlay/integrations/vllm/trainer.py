@@ -13,7 +13,7 @@ from torch_overlay.transfer import BUDGET
 from torch_overlay.transfers._planner.sides import Ranks
 from torch_overlay.transfers.meeting import refuse_transfer
 
-from . import BACKEND, MOVED, base_class
+from . import BACKEND, MOVED, base_class, name_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,14 +243,20 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         The call is made on a thread, and the work here: the transfer's collectives belong to the trainer's main thread.
         """
         if not self.is_sender:
-            return self._error_of(work), None
+            return self._failure_of(work), None
         with ThreadPoolExecutor(1, "torch_overlay vllm") as pool:
             called: Future[object] = pool.submit(call)
-            failed = self._error_of(work)
+            failed = self._failure_of(work)
             told = called.exception()
         if told is not None and not isinstance(told, Exception):
             raise told
         return failed, told
+
+    def _failure_of(self, work: Callable[[], None]) -> Exception | None:
+        error = self._error_of(work)
+        if error is not self._own_error:  # the words of a source are its own
+            name_worker(error, self._trainers)
+        return error
 
     @staticmethod
     def _raise_first(failed: Exception | None, told: Exception | None) -> None:

@@ -16,7 +16,7 @@ import torch_overlay
 from torch_overlay.transfers.landings import Landings, Meta, all_whole, find_landings, storage_of, storages
 from torch_overlay.transfers.meeting import refuse_transfer
 
-from . import MOVED, require_worker
+from . import MOVED, name_worker, require_worker
 from .experts import LiveExperts, states_of
 
 # Before the imports below: an older vLLM has only some of these names, and the error would say no more than that.
@@ -108,6 +108,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._bound: Landings | None = None  # those that the transfer writes to
         self._planned: Any = None  # the boxes for which it was planned
         self._metas: list[Meta] = []
+        self._trainers = 0
         self._options: dict[str, Any] = {}
         # Now, since vLLM hides its objects from the search once the server has started.
         self._expert_states = states_of(self.model) if self._moves_experts() else []
@@ -118,9 +119,12 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Meet the trainers, and plan. vLLM calls it once on each worker, while the trainers are in `trainer_init`."""
         if self._transfer is not None:
             raise RuntimeError("The engine 'torch_overlay' is initialized already; shut it down before.")
+        self._trainers = init_info.trainers
         try:
             self._join(init_info)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception):
+                name_worker(error, self._trainers)
             self.shutdown()
             raise
 
@@ -293,8 +297,12 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         except ValueError as error:
             # vLLM's executor (0.32) stops at the first worker's error, and takes what the other workers answered for
             # their answers to its next call. So an error that the trainers raise, too, isn't raised by all workers.
+            name_worker(error, self._trainers)
             logger.error("A round of weights was refused, and the server keeps those that it has: %s", error)
             return
+        except RuntimeError as error:
+            name_worker(error, self._trainers)
+            raise
         # The loader may change or keep what it gets. With `changes`, the next round needs it as it came.
         copies = bool(self._options["changes"])
         if not self._found.whole:
