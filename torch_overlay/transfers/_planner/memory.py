@@ -1,8 +1,8 @@
-"""Memory that tensors of one rank share: which sources a transfer would overwrite before it has read them.
+"""Find out which tensors of one rank share memory, and so which sources a run would overwrite before it reads them.
 
 A source and a target may be views of one storage, as when experts move between ranks in place. Where an element of the
 source lies at the address of the same element of the target, nothing is written to it. Everywhere else the source must
-be copied before the first write. Standard library only.
+be copied before the first write. Start at `Shared.of`. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
     from ...distributed.tensor._planner.regions import Box
 
-TRIED = 10_000  # combinations of coordinates after which two views count as overlapping
+TRIED = 10_000  # after so many combinations of coordinates, two views count as overlapping
 
 
 class Memory(NamedTuple):
     """Where the elements of a strided view lie, in bytes.
 
     Attributes:
-        address: of the first element. Strides aren't negative, so no element lies below it.
-        length, stride: for each dim.
+        address: of the first element. Strides of torch aren't negative, so no element lies below it.
+        length: the number of elements, for each dim.
+        stride: the distance of two neighbours, for each dim.
+        itemsize: of one element.
     """
 
     address: int
@@ -38,11 +40,11 @@ class Memory(NamedTuple):
         return self.address + sum([s * (n - 1) for n, s in zip(self.length, self.stride)]) + self.itemsize
 
     def shares_bytes(self, other: Memory) -> bool:
-        """Whether some byte belongs to both; neither view is empty. Exact, but for views so odd that finding out would
-        take long: these count as sharing.
+        """True if some byte belongs to both views, neither of which is empty.
 
-        A shared byte is a solution of: address + sum(stride * coordinate) + byte of the element, equal on both sides.
-        With the coordinates of `other` counted from its end, all terms are positive.
+        Exact, except that views for which the search takes too long count as sharing. A shared byte is a solution of
+        address + sum(stride * coordinate) + byte of the element, equal for both views. With the coordinates of `other`
+        counted from its end, all terms are positive, and the question is whether they can add up to one number.
 
         >>> rows = Memory(0, (4, 2), (8, 1), 1)  # the first two columns of a matrix with eight
         >>> rows.shares_bytes(Memory(2, (4, 6), (8, 1), 1)), rows.shares_bytes(Memory(1, (4, 6), (8, 1), 1))
@@ -60,9 +62,13 @@ class Memory(NamedTuple):
 
 
 def _is_sum(terms: Sequence[tuple[int, int]], total: int) -> bool:
-    """Whether sum(stride * factor) can be `total`, each factor from 0 to the one given with its stride.
+    """True if sum(stride * factor) can be `total`, for factors from 0 to the one given with each stride.
 
-    `most[k]` is the largest sum of the terms from k on; if `is_dense[k]`, these make every sum up to it.
+    Args:
+        terms: pairs of a stride and its largest factor, by descending stride.
+
+    Tries factors from the largest stride on, and stops where the terms that are left can make every sum: `most[k]` is
+    the largest sum of the terms from k on, and if `is_dense[k]` they make each number up to it.
     """
     most, is_dense = [0], [True]
     for stride, factor in reversed(terms):
@@ -85,10 +91,13 @@ def _is_sum(terms: Sequence[tuple[int, int]], total: int) -> bool:
 
 
 class Part(NamedTuple):
-    """What one rank holds of a tensor, on one side of a transfer.
+    """A box of a tensor that one rank holds, and where it lies in memory.
 
     Attributes:
+        name: of the whole tensor.
+        dtype: its name.
         box: of the whole tensor; it isn't empty.
+        memory: of the local tensor, which has the shape of the box.
     """
 
     name: str
@@ -97,11 +106,12 @@ class Part(NamedTuple):
     memory: Memory
 
     def lies_alike(self, other: Part) -> bool:
-        """Whether both show one tensor in one place: each element that both have lies at one address, and no byte
-        belongs to two elements. Then writing what `self` lacks leaves it as it is.
+        """True if both are parts of one tensor that lies in one place: each element that both have is at the same
+        address, and no byte belongs to two elements.
 
-        The addresses of both are one linear function of an element's position in the whole, which differs between any
-        two positions of the smallest box around both.
+        Then a run may write the elements that `self` lacks without a copy of those that it has. It is true if one
+        linear function gives the address of each element from its position in the whole tensor, for both parts, and
+        gives different addresses for any two positions in the smallest box around both.
         """
         if (self.name, self.dtype) != (other.name, other.dtype):
             return False
@@ -128,11 +138,11 @@ class Part(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What tensors of one rank share memory in a way that matters.
+    """Which tensors of one rank share memory, in the three ways that matter for a run.
 
     Attributes:
-        overwritten: for the number of a source, the numbers of the targets that are written where it lies.
-        clashes: names of two targets that lie in part, or in another way, in the same memory.
+        overwritten: for the index of a source, the indices of the targets that are written where it lies.
+        clashes: pairs of names of targets that overlap without being the same block: one would spoil the other.
         tied: names of targets that are one and the same block, as tied weights are.
     """
 
@@ -142,7 +152,11 @@ class Shared(NamedTuple):
 
     @staticmethod
     def of(sources: Mapping[int, Part], targets: Mapping[int, Part]) -> Shared:
-        """Of the parts that a rank reads and writes, by number. One part may have several numbers."""
+        """Compare the parts that a rank reads and writes.
+
+        Args:
+            sources, targets: by index of the move. One part may have several indices.
+        """
         known: dict[tuple[bool, Part], list[int]] = {}
         for is_target, parts in ((False, sources), (True, targets)):
             for number, part in parts.items():
@@ -150,9 +164,9 @@ class Shared(NamedTuple):
         overwritten: dict[int, set[int]] = {}
         clashes: set[tuple[str, str]] = set()
         blocks: dict[object, set[str]] = {}
-        for one, other in _meeting(known):
+        for one, other in _overlapping_spans(known):
             if not (one[0] or other[0]):
-                continue
+                continue  # two sources, which are only read
             if one[0] and other[0]:
                 names = tuple(sorted({one[1].name, other[1].name}))
                 if one[1][1:] == other[1][1:] and len(names) == 2:
@@ -170,11 +184,15 @@ class Shared(NamedTuple):
 NOTHING_SHARED = Shared({}, [], [])
 
 
-def _meeting(parts: Collection[tuple[bool, Part]]) -> Iterator[tuple[tuple[bool, Part], tuple[bool, Part]]]:
-    """Pairs whose addresses lie between one another's first and last, each pair once."""
-    begun = itertools.count()
+def _overlapping_spans(parts: Collection[tuple[bool, Part]]) -> Iterator[tuple[tuple[bool, Part], tuple[bool, Part]]]:
+    """Yield each pair of parts whose spans of addresses overlap. Two columns of a matrix do, and share no byte.
+
+    Args:
+        parts: each with whether it is a target.
+    """
+    begun = itertools.count()  # tells apart parts of one end, since parts themselves have no order
     open_parts: list[tuple[int, int, tuple[bool, Part]]] = []  # a heap, by end
-    for part in sorted(parts, key=lambda each: each[1].memory.address):
+    for part in sorted(parts, key=lambda item: item[1].memory.address):
         memory = part[1].memory
         while open_parts and open_parts[0][0] <= memory.address:
             heapq.heappop(open_parts)

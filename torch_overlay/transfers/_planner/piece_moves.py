@@ -1,9 +1,10 @@
-"""Pieced: who sends what where ranks hold any boxes of a tensor, and no mesh says which.
+"""`Pieced` and `PieceMove`: one tensor of which ranks hold any boxes, and no mesh says which. Start at `Pieced.of`.
 
-Who has what is a list, so a plan is made from lists: the source's boxes are cut into cells that don't overlap, each
-with the ranks that hold it; what is wanted of a cell follows one another on a line, part by part; and the holders share
-the line evenly. What a rank holds itself isn't sent to it. A sender finds the parts of its cells, a receiver the cells
-of its parts, and both find the same. A side on a mesh answers the same questions by arithmetic. Standard library only.
+The source's boxes are cut into cells that don't overlap, each with the ranks that hold it. All that is wanted of a cell
+is laid out on a line, part by part, and the holders share the line evenly. A rank isn't sent what it holds itself. A
+sender looks up who wants its cells, a receiver who holds what it wants, and both compute the same shares. Lists of
+boxes (`Listed`) and a mesh (`OnMesh`) answer the same questions, so that each side may be either. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
     from .routes import Weights
     from .sides import Side
 
-Slot = tuple[int, int]  # a rank, and the number of one of its pieces
+Slot = tuple[int, int]  # a piece: its rank, and its number among the pieces of that rank
 
 
 class Cell(NamedTuple):
-    """A box of the source, which meets no other one.
+    """A box of the source that has no element in common with another cell.
 
     Attributes:
-        holders: in whose pieces it lies.
+        box: of the whole tensor.
+        holders: the pieces in which it lies, one for each rank that holds it.
     """
 
     box: Box
@@ -36,9 +38,11 @@ class Cell(NamedTuple):
 
 
 class Want(NamedTuple):
-    """What a piece of the target wants of a cell and its rank lacks.
+    """A part of a cell that a piece of the target wants, and its rank doesn't hold.
 
     Attributes:
+        slot: the piece of the target.
+        box: of the whole tensor.
         begin: where it begins on the cell's line, in elements.
     """
 
@@ -48,50 +52,57 @@ class Want(NamedTuple):
 
 
 class End(Protocol):
-    """Which rank has which boxes of one tensor, in its source or in its target."""
+    """Which rank has which boxes of one tensor: its source, its target, or a state between two hops of a relay.
+
+    All boxes are of the whole tensor.
+    """
 
     def memory(self, rank: int, number: int) -> Box | None:
-        """The box that a rank's piece of this number has memory for; None if it has no such piece."""
+        """Return the box for which a rank's piece of this number has memory; None if it has no such piece."""
 
     def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """The boxes of a rank, each with the number of the piece in which it lies."""
+        """Return the boxes that a rank holds, each with the number of the piece in which it lies."""
 
     def cells(self, box: Box) -> Iterator[Cell]:
-        """The cells that meet a box, always in the same order."""
+        """Yield the cells that meet a box, in one order on every rank."""
 
     def cells_of(self, rank: int) -> Iterator[Cell]:
-        """The cells that a rank holds, in that order."""
+        """Yield the cells that a rank holds, in that order."""
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """What each piece has of a box."""
+        """Yield each piece that meets a box, with the part of the box that it has."""
 
 
 def without(boxes: Iterable[Box], hole: Box) -> list[Box]:
-    """What is left of boxes when one is cut out, in boxes.
+    """Cut a box out of boxes. Returns what is left, as boxes.
 
     >>> without([Box((0, 0), (3, 3))], Box((1, 1), (1, 9)))
     [Box(start=(0, 0), length=(1, 3)), Box(start=(2, 0), length=(1, 3)), Box(start=(1, 0), length=(1, 1))]
     """
-    found: list[Box] = []
+    left: list[Box] = []
     for box in boxes:
         cut = box.meet(hole)
         if not cut.elements:
-            found.append(box)
+            left.append(box)
             continue
+        # In each dim, split off what lies before and behind the hole. The box shrinks to the hole, dim by dim.
         start, length = [*box.start], [*box.length]
-        for dim, (first, many) in enumerate(zip(*cut)):
-            end, beyond = first + many, start[dim] + length[dim]
+        for dim, (first, count) in enumerate(zip(*cut)):
+            end, beyond = first + count, start[dim] + length[dim]
             for low, high in ((start[dim], first), (end, beyond)):
                 if low < high:
-                    found.append(
+                    left.append(
                         Box((*start[:dim], low, *start[dim + 1 :]), (*length[:dim], high - low, *length[dim + 1 :]))
                     )
-            start[dim], length[dim] = first, many
-    return found
+            start[dim], length[dim] = first, count
+    return left
 
 
 class Boxes:
-    """Boxes, to be asked which of them meet another one: sorted along the dim in which they differ most."""
+    """An index over boxes that finds those which meet another box.
+
+    They are sorted by their start in the dim in which they have the most different starts, and bisected there.
+    """
 
     def __init__(self, boxes: Sequence[Box]) -> None:
         self._boxes = boxes
@@ -104,10 +115,11 @@ class Boxes:
             self._longest = max([box.length[dim] for box in boxes], default=0)
 
     def meeting(self, box: Box) -> list[int]:
-        """The numbers of those that have an element of a box, ascending."""
+        """Return the indices of the boxes that have an element in common with a box, ascending."""
         if self._dim is None:
             near: Iterable[int] = range(len(self._boxes))
         else:
+            # A box that starts further ahead than the longest one is long ends before this one.
             low = bisect_left(self._starts, box.start[self._dim] - self._longest + 1)
             high = bisect_left(self._starts, box.start[self._dim] + box.length[self._dim])
             near = sorted(self._order[low:high])
@@ -129,7 +141,7 @@ class Listed:
         self._cells: list[Cell] | None = None
 
     def among(self, ranks: frozenset[int]) -> Listed:
-        """The same without the ranks that aren't in a set."""
+        """Return the side with these ranks alone."""
         return Listed([(rank, boxes) for rank, boxes in self._held.items() if rank in ranks])
 
     def memory(self, rank: int, number: int) -> Box | None:
@@ -175,15 +187,17 @@ class Listed:
                 yield cell
 
     def crowd(self) -> tuple[int, int]:
-        """How many ranks hold the box that most ranks hold, 1 if no two boxes have an element in common; and its
-        elements."""
+        """Return how many ranks hold the cell that most ranks hold, and the elements of it.
+
+        The number is 1 if no two boxes have an element in common, and at least 2 else.
+        """
         cells = self._disjoint()
         several = [cell for cell in cells if len(cell.holders) > 1]
         if several:
             most = max(several, key=lambda cell: (len(cell.holders), cell.box.elements))
             return len(most.holders), most.box.elements
-        apart = sum([cell.box.elements for cell in cells]) == sum([box.elements for _, box in self._slots])
-        return (1 if apart else 2), max([cell.box.elements for cell in cells], default=0)
+        is_disjoint = sum([cell.box.elements for cell in cells]) == sum([box.elements for _, box in self._slots])
+        return (1 if is_disjoint else 2), max([cell.box.elements for cell in cells], default=0)
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
         """See `End`."""
@@ -193,14 +207,14 @@ class Listed:
 
 
 class OnMesh:
-    """One side on a mesh: each rank has one piece."""
+    """One side that lies on a mesh, in the form of `End`: each rank has one piece, whose number is 0."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
         self._cells: dict[tuple[int, ...], Cell] = {}
 
     def memory(self, rank: int, number: int) -> Box | None:
-        """The box of a rank, if `number` is 0; None for any other piece, and for a rank outside of the mesh."""
+        """Return the box of a rank if `number` is 0; None for any other piece, and for a rank outside of the mesh."""
         coordinate = self._side.ranks.coordinate(rank)
         return None if coordinate is None or number else self._side.box(coordinate)
 
@@ -210,10 +224,11 @@ class OnMesh:
         return () if coordinate is None else ((0, self._side.box(coordinate)),)
 
     def crowd(self) -> tuple[int, int]:
-        """How many ranks hold each box, and the elements of the first one."""
+        """Return how many ranks hold each cell, and the elements of the first one. See `Listed.crowd`."""
         return self._side.replicas, self._side.box(next(iter(self._side.cells()))).elements
 
     def _cell(self, cell: tuple[int, ...]) -> Cell:
+        """Return the cell at a coordinate, with its holders. Made once, since cells are keys of a dict."""
         if cell not in self._cells:
             self._cells[cell] = Cell(self._side.box(cell), tuple([(rank, 0) for rank in self._side.holders(cell)]))
         return self._cells[cell]
@@ -237,11 +252,11 @@ class OnMesh:
 
 
 class Pieced:
-    """One tensor of which a side, or both, are pieces.
+    """The plan of one tensor of which a side, or both, are in pieces. Each rank asks for its own part of it.
 
     Args:
         shape: of the tensor.
-        source, target: who has what.
+        source, target: which rank has which boxes.
         gone: ranks that send nothing.
     """
 
@@ -249,10 +264,11 @@ class Pieced:
         self.source, self.target, self._gone = source, target, gone
         self._whole = Box((0,) * len(shape), shape)
         self._lines: dict[Cell, tuple[tuple[Slot, ...], list[Want], int]] = {}
-        self._found: dict[int, dict[tuple[int, int], Routes]] = {}
+        self._routes: dict[int, dict[tuple[int, int], Routes]] = {}  # by rank, as `of` returns them
 
     def missing(self) -> Box | None:
-        """The largest box of the tensor that no rank has that isn't gone; None if all is there."""
+        """Return the largest box of the tensor of which only ranks that are gone, or none, have something; None if the
+        other ranks hold every element."""
         cells = [cell for cell in self.source.cells(self._whole) if not self._gone.issuperset(dict(cell.holders))]
         if sum([cell.box.elements for cell in cells]) == self._whole.elements:
             return None
@@ -262,43 +278,56 @@ class Pieced:
         return max(left, key=lambda box: box.elements)
 
     def pairs(self, wanted: Iterable[tuple[int, tuple[Box, ...]]]) -> Iterator[tuple[int, int]]:
-        """The numbers of pieces of the source and of the target that meet, some of them more than once."""
+        """Yield the numbers of a piece of the source and of one of the target between which elements may move.
+
+        Some pairs come more than once. `PieceMove` tells what the numbers mean.
+
+        Args:
+            wanted: for each rank the boxes of its pieces of the target.
+        """
         for rank, boxes in wanted:
             for number, box in enumerate(boxes):
-                for own, held in self.source.held(rank):
+                for source_number, held in self.source.held(rank):
                     if held.meet(box).elements:
-                        yield own, number
+                        yield source_number, number
                 for cell in self.source.cells(box):
-                    for _, other in cell.holders:
-                        yield other, number
+                    for _, source_number in cell.holders:
+                        yield source_number, number
 
     def of(self, rank: int) -> dict[tuple[int, int], Routes]:
-        """What a rank does, by the numbers of the piece of the source and of that of the target."""
-        if rank not in self._found:
-            self._found[rank] = self._find(rank)
-        return self._found[rank]
+        """Return what a rank sends, receives and keeps, by the numbers of the pieces of the source and the target.
+
+        The pieces of a message are numbered as the sender numbers its source and the receiver its target. Computed in
+        the first call for a rank.
+        """
+        if rank not in self._routes:
+            self._routes[rank] = self._find(rank)
+        return self._routes[rank]
 
     def _find(self, rank: int) -> dict[tuple[int, int], Routes]:
-        found: dict[tuple[int, int], Routes] = {}
+        """Compute what `of` returns."""
+        by_numbers: dict[tuple[int, int], Routes] = {}
 
         def at(source: int, target: int) -> Routes:
-            return found.setdefault((source, target), Routes([], [], []))
+            return by_numbers.setdefault((source, target), Routes([], [], []))
 
-        shared: dict[int, dict[Cell, None]] = {}  # cells of several holders, once for each piece of this rank
+        # For each piece that this rank wants, the cells with several holders that meet it. A dict is an ordered set.
+        shared: dict[int, dict[Cell, None]] = {}
         for number, box in self.target.held(rank):
             left = [box]
             for own, held in self.source.held(rank):
-                here = [meets for meets in (each.meet(held) for each in left) if meets.elements]
-                if here:
-                    at(own, number).kept.extend(here)
+                kept = [common for common in (part.meet(held) for part in left) if common.elements]
+                if kept:
+                    at(own, number).kept.extend(kept)
                     left = without(left, held)
-            if not any(each.elements for each in left):
+            if not any(part.elements for part in left):
                 continue
             for cell in self.source.cells(box):
                 if len(cell.holders) > 1:
                     shared.setdefault(number, {})[cell] = None
                     continue
-                peer, own = cell.holders[0]  # it sends all of the cell, whoever else wants some of it
+                # Its only holder sends all of it to everybody, so this rank needn't know who else wants some.
+                peer, own = cell.holders[0]
                 for part in self._lacks(rank, box.meet(cell.box)):
                     at(own, number).receives.append(Share(peer, part, 0, part.elements))
         for number, cells in shared.items():
@@ -310,51 +339,65 @@ class Pieced:
             for want, (sender, own), first, last in self._shares(cell):
                 if sender == rank:
                     at(own, want.slot[1]).sends.append(Share(want.slot[0], want.box, first, last))
-        for sends, receives, _ in found.values():  # both ends lay out a message in the order of the tensor
+        # Both ends lay out a message in the order of the tensor: a sender finds its shares in another order than a
+        # receiver.
+        for sends, receives, _ in by_numbers.values():
             sends.sort(key=_order)
             receives.sort(key=_order)
-        return found
+        return by_numbers
 
     def _lacks(self, rank: int, part: Box) -> list[Box]:
-        """What of a box a rank hasn't in its pieces of the source."""
+        """Return the parts of a box that a rank doesn't hold in its own pieces of the source."""
         left = [part]
         for _, held in self.source.held(rank):
             left = without(left, held)
         return [box for box in left if box.elements]
 
     def _line(self, cell: Cell) -> tuple[tuple[Slot, ...], list[Want], int]:
-        """Who sends of a cell, what is wanted of it, and how much that is."""
+        """Return the line of a cell: the holders that share it, what is wanted of the cell, and how many elements that
+        is. Computed in the first call for a cell."""
         if cell not in self._lines:
-            parts, begin = [], 0
+            wants, begin = [], 0
             for slot, part in self.target.parts(cell.box):
                 for box in self._lacks(slot[0], part):
-                    parts.append(Want(slot, box, begin))
+                    wants.append(Want(slot, box, begin))
                     begin += box.elements
             holders = tuple([holder for holder in cell.holders if holder[0] not in self._gone])
-            self._lines[cell] = holders, parts, begin
+            self._lines[cell] = holders, wants, begin
         return self._lines[cell]
 
     def _shares(self, cell: Cell) -> Iterator[tuple[Want, Slot, int, int]]:
-        """Share a cell among its holders, about equally. Yields (part, holder, first, last): the holder sends the
-        elements from `first` to `last - 1` of a part that some target wants. A share ends at a multiple of
-        `grain_of(part)`, or where the part does. Needs a holder that isn't gone."""
-        holders, parts, total = self._line(cell)
+        """Share a cell among its holders, about equally.
+
+        Yields (want, holder, first, last): the holder sends the elements from `first` to `last - 1` of what is wanted,
+        counted row-major. A share ends at a multiple of `grain_of`, so with a whole row if there are many, or at the
+        end of what is wanted. Needs a holder that isn't gone.
+        """
+        holders, wants, total = self._line(cell)
         ends = [total * (number + 1) // len(holders) for number in range(len(holders))]
-        for part in parts:
-            elements, grain, first = part.box.elements, grain_of(part.box), 0
-            at = bisect_left(ends, part.begin + 1)
+        for want in wants:
+            elements, grain, first = want.box.elements, grain_of(want.box), 0
+            at = bisect_left(ends, want.begin + 1)
             while first < elements:
-                last = min(ends[at] - part.begin, elements)
+                last = min(ends[at] - want.begin, elements)
                 last = elements if last == elements else last // grain * grain
                 if first < last:
-                    yield part, holders[at], first, last
+                    yield want, holders[at], first, last
                     first = last
                 at += 1
 
 
 class PieceMove(NamedTuple):
-    """The way from one piece of a rank to one of another rank, by their numbers; the pieces of a tensor need one for
-    each two numbers. See `Move`."""
+    """A tensor in pieces, from the pieces with one number to the pieces with another. It has the interface of `Move`.
+
+    A move has one local tensor a rank on each side. So a tensor of which ranks have several pieces needs one move for
+    each pair of numbers: (0, 1) moves elements from piece 0 of any rank to piece 1 of any rank.
+
+    Attributes:
+        numbers: of the pieces of the source, and of those of the target.
+        itemsize: the bytes of an element as it travels.
+        members: the ranks of the source, then those of the target.
+    """
 
     pieces: Pieced | WithinHosts
     numbers: tuple[int, int]
@@ -362,25 +405,37 @@ class PieceMove(NamedTuple):
     members: tuple[int, ...]
 
     def held(self, rank: int) -> Box | None:
-        """What a rank has memory for of the source."""
+        """Return the box of a rank's piece of the source; None if it has no piece of this number."""
         return self.pieces.source.memory(rank, self.numbers[0])
 
     def wanted(self, rank: int) -> Box | None:
-        """What a rank has memory for of the target."""
+        """Return the box of a rank's piece of the target; None if it has no piece of this number."""
         return self.pieces.target.memory(rank, self.numbers[1])
 
     def lost(self, gone: frozenset[int]) -> bool:
-        """Whether some element is on ranks only that are gone."""
+        """True if some element of the tensor is held by nobody but ranks that are gone.
+
+        Args:
+            gone: those with which `pieces` was made.
+        """
         return isinstance(self.pieces, Pieced) and self.pieces.missing() is not None
 
     def routes(self, rank: int, weights: Weights) -> Routes:
-        """What a rank sends, gets and has already. Shares don't depend on other tensors."""
+        """Return what a rank sends, receives and keeps. The weights of meshes have no meaning for pieces."""
         return self.pieces.of(rank).get(self.numbers, Routes([], [], []))
 
 
 class PlannedMove:
-    """What one rank has to do with a `PieceMove` that another rank planned. Tensors that lie alike have one object, and
-    travel together."""
+    """A `PieceMove` that another rank planned. It knows the part of this rank alone, and has the interface of `Move`.
+
+    Tensors with equal shardings share one object, so that a schedule packs them together.
+
+    Args:
+        held: the box of this rank's piece of the source; None if it has none.
+        wanted: the box of this rank's piece of the target; None if it has none.
+        routes: what this rank sends, receives and keeps.
+        itemsize: the bytes of an element as it travels.
+    """
 
     members: tuple[int, ...] = ()
     __slots__ = ("_held", "_routes", "_wanted", "itemsize")
@@ -389,21 +444,22 @@ class PlannedMove:
         self._held, self._wanted, self._routes, self.itemsize = held, wanted, routes, itemsize
 
     def held(self, rank: int) -> Box | None:
-        """What this rank has of the source."""
+        """Return the box of this rank's piece of the source; None if it has none. `rank` is this one."""
         return self._held
 
     def wanted(self, rank: int) -> Box | None:
-        """What it wants."""
+        """Return the box of this rank's piece of the target; None if it has none. `rank` is this one."""
         return self._wanted
 
     def lost(self, gone: frozenset[int]) -> bool:
-        """Whether some element is on ranks only that are gone: the planner has said so."""
+        """Return False: the planner has told all ranks of lost elements before."""
         return False
 
     def routes(self, rank: int, weights: Weights) -> Routes:
-        """What it sends, gets and has already."""
+        """Return what this rank sends, receives and keeps. `rank` is this one."""
         return self._routes
 
 
 def _order(share: Share) -> tuple[tuple[int, ...], int]:
+    """Return the key by which both ends sort the shares of a message."""
     return share.box.start, share.first

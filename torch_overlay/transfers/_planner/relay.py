@@ -1,9 +1,9 @@
-"""Relays: each element leaves the source once, and ranks that want the same pass it on among themselves.
+"""`Relay`: each element leaves the sources once, and ranks that want the same pass it on among themselves.
 
-A relay is a row of transfers, its hops, each planned as any other one (`Pieced`). After the first hop each element is
-on one of the ranks that want it: a box that several ranks want is cut into stripes, one for each of them (`Striped`).
-The last hop brings each rank what it lacks, from those ranks. Where ranks say on which host they are, a hop in
-between brings each element to one rank of each host, and the last one stays within the hosts. Standard library only.
+A relay is a sequence of hops, each planned as a move of pieces (`Pieced`). In the first hop, each element goes to one
+of the ranks that want it: a box that several ranks want is cut into stripes, one for each of them (`Striped`). In the
+last hop, each rank gets what it lacks from these ranks. Where ranks gave `host=`, a hop in between brings each element
+to one rank of each host, and the last hop stays within the hosts. Start at `Relay.of`. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from .piece_moves import End, Slot
     from .routes import Routes
 
-STRIPE = 64 << 10  # bytes of the shortest stripe: shorter messages cost more than their bytes
-EVEN = 16  # elements of a dim for each stripe with which stripes are nearly equal
+STRIPE = 64 << 10  # the least bytes of a stripe: a shorter message costs more than its bytes
+EVEN = 16  # with so many elements of a dim for each stripe, the longest stripe is at most 1/16 longer than the shortest
 
 
 def stripes(box: Box, count: int) -> list[Box]:
-    """A box in so many boxes along one dim, of lengths that differ by one at most; fewer if no dim is long enough.
+    """Cut a box along one dim into `count` boxes whose lengths there differ by at most one; fewer if no dim is so long.
 
-    The first dim that gives nearly equal stripes is cut, since a stripe of rows lies in one stretch of memory.
+    The dim is the first one that gives nearly equal stripes, since a stripe of rows is contiguous in memory.
 
     >>> from torch_overlay.distributed.tensor._planner.regions import Box
     >>> stripes(Box((0, 0), (2, 6)), 3)
@@ -50,15 +50,17 @@ def stripes(box: Box, count: int) -> list[Box]:
 
 
 class Striped:
-    """Which rank of those that want an element has it after a hop: an `End` of the transfer of that hop, and of the
-    next one.
+    """Which rank has which stripes between two hops: the `End` that is the target of one and the source of the next.
+
+    A cell here is a stripe, and has one holder.
 
     Args:
-        wanted: who wants what in the end.
-        before: who has what before the hop. A rank keeps what it wants and has already: no stripe is made of that.
+        wanted: which rank wants which boxes in the end.
+        before: which rank has which boxes before the hop. A rank keeps what it wants and has already, and no stripe is
+            made of that.
         itemsize: the bytes of an element.
-        turn: the number, among the ranks that want a box, of the one that gets the first stripe of it.
-        is_in_place: whether some rank may want what it has before the hop.
+        turn: which of the ranks that want a box gets the first stripe of it, by its place among them.
+        is_in_place: True if a rank may want what it has before the hop.
     """
 
     def __init__(self, wanted: End, before: End, itemsize: int, turn: int, is_in_place: bool) -> None:
@@ -68,19 +70,19 @@ class Striped:
         self._held: dict[int, list[tuple[int, Box]]] = {}
 
     def memory(self, rank: int, number: int) -> Box | None:
-        """See `End`: a stripe lies in the piece of which it is a part."""
+        """See `End`. A stripe lies in the memory of the target's piece of which it is a part."""
         return self._wanted.memory(rank, number)
 
     def held(self, rank: int) -> Iterable[tuple[int, Box]]:
         """See `End`."""
         if rank not in self._held:
-            found = self._held[rank] = []
+            boxes = self._held[rank] = []
             for number, box in self._wanted.held(rank) if self._is_in_place else ():
                 for _, held in self._before.held(rank):
                     if (part := box.meet(held)).elements:
-                        found.append((number, part))
+                        boxes.append((number, part))
             for cell in self.cells_of(rank):
-                found.append((cell.holders[0][1], cell.box))
+                boxes.append((cell.holders[0][1], cell.box))
         return self._held[rank]
 
     def cells(self, box: Box) -> Iterator[Cell]:
@@ -103,37 +105,45 @@ class Striped:
             yield cell.holders[0], cell.box.meet(box)
 
     def _share(self, cell: Cell) -> list[tuple[Slot, Box]]:
-        """Who has which part of a box that several ranks want: each element is in one of the parts."""
+        """Return the stripes of a cell that is wanted, each with the piece that gets it. They don't overlap, and cover
+        the cell. Computed in the first call for a cell."""
         if cell.box not in self._shared:
-            left, found = [cell.box], []
+            left, shares = [cell.box], []
+            # What some rank has already stays there, and it passes that on.
             for slot in cell.holders if self._is_in_place else ():
                 for _, held in self._before.held(slot[0]):
-                    here = [meets for meets in (box.meet(held) for box in left) if meets.elements]
-                    if here:
-                        found += [(slot, box) for box in here]
+                    in_place = [common for common in (box.meet(held) for box in left) if common.elements]
+                    if in_place:
+                        shares += [(slot, box) for box in in_place]
                         left = without(left, held)
-            many = len(cell.holders)
+            rank_count = len(cell.holders)
             for box in left:
-                count = stripe_count(box.elements * self._itemsize, many)
+                count = stripe_count(box.elements * self._itemsize, rank_count)
                 for number, stripe in enumerate(stripes(box, count)):
-                    found.append((cell.holders[(self._turn + number) % many], stripe))
-            self._shared[cell.box] = found
+                    shares.append((cell.holders[(self._turn + number) % rank_count], stripe))
+            self._shared[cell.box] = shares
         return self._shared[cell.box]
 
 
-def stripe_count(size: int, many: int) -> int:
-    """Into how many stripes a box of so many bytes is cut that as many ranks want."""
-    return min(max(size // STRIPE, 1), many)
+def stripe_count(size: int, rank_count: int) -> int:
+    """Return into how many stripes a box is cut: one for each rank that wants it, but none shorter than STRIPE.
+
+    Args:
+        size: of the box, in bytes.
+        rank_count: how many ranks want it.
+    """
+    return min(max(size // STRIPE, 1), rank_count)
 
 
 def among(end: Listed | OnMesh, ranks: frozenset[int]) -> End:
-    """An end without the ranks that aren't in a set."""
-    # Of boxes that overlap the elements in common belong to one of them. That has to be one of these ranks.
+    """Return the end with these ranks alone."""
+    # Where listed boxes overlap, the overlap belongs to one of them. That must be one of these ranks, so cells are cut
+    # anew.
     return end.among(ranks) if isinstance(end, Listed) else Among(end, ranks)
 
 
 class Among:
-    """A side on a mesh without the ranks that aren't in a set."""
+    """A side on a mesh with these ranks alone. See `End`."""
 
     def __init__(self, end: OnMesh, ranks: frozenset[int]) -> None:
         self._end, self._ranks = end, ranks
@@ -155,6 +165,7 @@ class Among:
         return self._left(self._end.cells_of(rank)) if rank in self._ranks else iter(())
 
     def _left(self, cells: Iterable[Cell]) -> Iterator[Cell]:
+        """Yield the cells with those of their holders that are among these ranks, if there are some."""
         for box, holders in cells:
             left = tuple([slot for slot in holders if slot[0] in self._ranks])
             if left:
@@ -168,7 +179,11 @@ class Among:
 
 
 class Joined:
-    """An `End` of ranks in several sets, each with an `End` of its own."""
+    """An `End` put together from the ends of several disjoint sets of ranks, as of the hosts of a relay.
+
+    Args:
+        by_rank: for each rank the end of its set.
+    """
 
     def __init__(self, by_rank: Mapping[int, End]) -> None:
         self._by_rank = by_rank
@@ -198,7 +213,12 @@ class Joined:
 
 
 class WithinHosts:
-    """Transfers that stay within hosts, in place of a `Pieced`: each rank has a part in that of its host alone."""
+    """The hop of a relay that stays within hosts, with the interface of `Pieced`.
+
+    Args:
+        by_rank: for each rank the plan of its host.
+        source, target: which rank has which boxes; here only their memory counts.
+    """
 
     def __init__(self, by_rank: Mapping[int, Pieced], source: End, target: End) -> None:
         self._by_rank, self.source, self.target = by_rank, source, target
@@ -212,8 +232,8 @@ class Relay(NamedTuple):
     """How one tensor is passed on.
 
     Attributes:
-        first: who has what after the first hop, for which it is the target.
-        hops: the others, in order.
+        first: which rank has which stripes after the first hop. It is the target of that hop.
+        hops: the plans of the other hops, in order.
     """
 
     first: Striped
@@ -228,12 +248,15 @@ class Relay(NamedTuple):
         is_in_place: bool,
         hosts: Mapping[int, str],
     ) -> Relay:
-        """The relay between two ends.
+        """Plan the hops of one tensor.
 
         Args:
+            shape: of the tensor.
+            ends: the source and the target.
+            itemsize: the bytes of an element.
             turn: see `Striped`.
-            is_in_place: whether a rank may have some of what it wants.
-            hosts: the ranks that want something and said where they are, and what they said.
+            is_in_place: True if a rank may have some of what it wants.
+            hosts: for each rank of the target the name of its host; empty if no rank gave one.
         """
         source, target = ends
         first = Striped(target, source, itemsize, turn, is_in_place)
@@ -242,34 +265,42 @@ class Relay(NamedTuple):
         by_host: dict[str, list[int]] = {}
         for rank, host in hosts.items():
             by_host.setdefault(host, []).append(rank)
-        onto: dict[int, End] = {}
-        within: dict[int, Pieced] = {}
+        striped_on_host: dict[int, End] = {}
+        within_host: dict[int, Pieced] = {}
         for ranks in by_host.values():
             wanted = among(target, frozenset(ranks))
-            on_host = Striped(wanted, first, itemsize, turn, True)
-            inside = Pieced(shape, on_host, wanted)
-            onto |= dict.fromkeys(ranks, on_host)
-            within |= dict.fromkeys(ranks, inside)
-        return Relay(first, (Pieced(shape, first, Joined(onto)), WithinHosts(within, target, target)))
+            striped = Striped(wanted, first, itemsize, turn, True)
+            striped_on_host |= dict.fromkeys(ranks, striped)
+            within_host |= dict.fromkeys(ranks, Pieced(shape, striped, wanted))
+        return Relay(first, (Pieced(shape, first, Joined(striped_on_host)), WithinHosts(within_host, target, target)))
 
 
 class Turns:
-    """Whose turn it is to get a box, or a few stripes of one, so that small boxes are spread over the ranks that want
-    them. Every rank counts alike."""
+    """Whose turn it is to get the first stripe of a tensor.
+
+    A small tensor has fewer stripes than ranks want it. Without turns, the first rank would get all of these, and send
+    them to all others. Every rank counts the same turns.
+    """
 
     def __init__(self) -> None:
-        self._loads: dict[int, list[int]] = {}  # by the number of ranks that want a box, what each of them got
+        self._loads: dict[int, list[int]] = {}  # for each count of ranks that want a tensor, the bytes that each got
 
     def next(self, end: Listed | OnMesh, itemsize: int) -> int | None:
-        """The turn of a tensor, by who wants it; None if nobody wants what another rank wants."""
-        many, elements = end.crowd()
-        if many == 1:
+        """Return the turn of the next tensor: the place, among the ranks that want it, of the one with the least so
+        far. None if no two ranks want an element of it, so that it needs no relay.
+
+        Args:
+            end: which rank wants which boxes of the tensor.
+            itemsize: the bytes of an element.
+        """
+        rank_count, elements = end.crowd()
+        if rank_count == 1:
             return None
-        count = stripe_count(elements * itemsize, many)
-        if count == many:
+        count = stripe_count(elements * itemsize, rank_count)
+        if count == rank_count:
             return 0
-        loads = self._loads.setdefault(many, [0] * many)
+        loads = self._loads.setdefault(rank_count, [0] * rank_count)
         turn = loads.index(min(loads))
         for number in range(count):
-            loads[(turn + number) % many] += elements * itemsize // count
+            loads[(turn + number) % rank_count] += elements * itemsize // count
         return turn

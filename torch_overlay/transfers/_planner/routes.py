@@ -1,7 +1,8 @@
-"""What one rank sends to whom and receives from whom, of one tensor. Standard library only.
+"""`Move`: one tensor from one mesh to another, and what one rank sends and receives for it. Standard library only.
 
-Each element that a rank wants and lacks comes once, from one of those that hold it; what it has it doesn't get. Each
-rank finds its own pieces from what it holds and wants, in time in proportion to their number, and no other rank's.
+A rank gets each element that it wants and lacks once, from one of the ranks that hold it. Each rank computes its own
+part from what it holds and wants, in time in proportion to the pieces that it sends and receives, whatever the number
+of ranks. Start at `Move.routes`.
 """
 
 from __future__ import annotations
@@ -22,30 +23,32 @@ if TYPE_CHECKING:
 
 
 # --- How the replicas of a box share what they have to send of it ---
-# All that is wanted of one box of the source is laid out on a line: the first copy of the box that the targets want,
-# then the next one; in each copy the parts, row-major by where they lie in the box. What a rank wants is then one
-# interval, and where it begins follows from the part's own place:
+# All that target ranks want of one box of the source is laid out on a line of elements. Each replica of the target
+# wants one copy of the box, cut into parts by the target's mesh. The line has the copies one after the other, and in
+# each copy the parts, row-major by where they lie in the box. So what one rank wants is one interval of the line, and
+# where it begins follows from the part's own place:
 #
 #     begin = copy * elements + a1 * n2 * n3 + l1 * a2 * n3 + l1 * l2 * a3      (in three dims)
 #
 # for a part that starts at a and has lengths l, in a box of lengths n. Where a target rank holds the box itself, its
-# interval is cut out of the line. The replicas cut what is left among themselves, in order. So a sender and a
-# receiver find the same pieces without asking, each from the boxes that it holds and wants, and whoever sends is busy
-# in proportion to its weight.
+# interval is cut out of the line as a hole. The replicas of the source share what is left, each one interval, in order.
+# So a sender and a receiver compute the same pieces without asking, each from the boxes that it holds and wants.
 
 
-ROWS = 256  # a part with that many rows is cut between rows; one with fewer, within them
+ROWS = 256  # a part with so many rows is cut between rows; one with fewer rows, within a row
 
 
 class Line(NamedTuple):
-    """What the replicas of one box send.
+    """The line of one box of the source, and the interval of it that each replica sends.
 
     Attributes:
-        cell, box: of the source.
-        total: the elements on the line.
-        holes: where intervals were cut out of the line, ascending; each place counted as if none had been cut out.
-        gone: for each hole, the elements of it and of those before it.
-        ends: for each replica, where what it sends ends on the line.
+        cell: the box's cell in the source.
+        box: of the whole tensor.
+        total: the elements on the line, without holes.
+        holes: where the holes begin on the line with holes, ascending.
+        gone: for each hole, the elements in it and in the holes before it.
+        ends: for each replica, where its interval ends; None if all intervals are equally long.
+        replicas: how many ranks hold the box.
     """
 
     cell: Coordinate
@@ -58,44 +61,58 @@ class Line(NamedTuple):
 
     @staticmethod
     def of(move: Move, cell: Coordinate, weights: Sequence[int] | None = None) -> Line:
-        """The line of a cell of the source, shared evenly or by the weights of its replicas."""
+        """Return the line of a cell of the source.
+
+        Args:
+            weights: for each replica, in proportion to what it is to send; None, or all 0, for equal shares.
+        """
         source, target = move.source, move.target
         box, replicas = source.box(cell), source.replicas
-        found = sorted(_in_place(move, cell, box)) if source.ranks.meets(target.ranks) else []
-        gone = tuple(accumulate([length for _, length in found]))
+        holes = sorted(_in_place(move, cell, box)) if source.ranks.meets(target.ranks) else []
+        gone = tuple(accumulate([length for _, length in holes]))
         total = target.replicas * box.elements - (gone[-1] if gone else 0)
         ends = None
         if weights is not None and any(weights):
             whole = sum(weights)
             ends = tuple([total * upto // whole for upto in accumulate(weights)])
-        return Line(cell, box, total, tuple([begin for begin, _ in found]), gone, ends, replicas)
+        return Line(cell, box, total, tuple([begin for begin, _ in holes]), gone, ends, replicas)
 
     def begin(self, copy: int, part: Box) -> int:
-        """Where a part of a copy of the box begins on the line."""
+        """Return where a part of a copy of the box begins on the line without holes.
+
+        Args:
+            copy: the number of the target's replica that wants it.
+            part: of the whole tensor, inside the box.
+        """
         return self.closed(copy * self.box.elements + place_in(part, self.box))
 
     def closed(self, place: int) -> int:
-        """A place on the line, from where it would be if nothing had been cut out."""
+        """Map a position on the line with holes to the line without them."""
         before = bisect_left(self.holes, place)
         return place - (self.gone[before - 1] if before else 0)
 
     def end(self, replica: int) -> int:
-        """Where what a replica sends ends; what the next one sends begins there."""
+        """Return where the interval of a replica ends, and that of the next one begins; 0 for replica -1."""
         if replica < 0:
             return 0
         return self.total * (replica + 1) // self.replicas if self.ends is None else self.ends[replica]
 
     def sender(self, place: int) -> int:
-        """The replica that sends the element at a place of the line."""
+        """Return the replica that sends the element at a position of the line without holes."""
         if self.ends is not None:
             return bisect_right(self.ends, place)
-        guess = place * self.replicas // self.total
+        guess = place * self.replicas // self.total  # the replica, or the one before it, as `end` rounds down
         while self.end(guess) <= place:
             guess += 1
         return guess
 
     def senders(self, begin: int, part: Box) -> Iterator[tuple[int, int, int]]:
-        """Who sends a part that begins at a place: the replica, and the first and last of the elements, row-major."""
+        """Yield (replica, first, last) for each replica that sends some of a part: the elements from `first` to
+        `last - 1` of it, counted row-major.
+
+        Args:
+            begin: where the part begins on the line.
+        """
         replica, place, elements = self.sender(begin), begin, part.elements
         while place < begin + elements:
             first, last = self.cut(replica, begin, part)
@@ -105,14 +122,21 @@ class Line(NamedTuple):
             replica += 1
 
     def cut(self, replica: int, begin: int, part: Box) -> tuple[int, int]:
-        """Which elements of a part, row-major, a replica sends: from one to before another; none if they are equal."""
+        """Return (first, last): the replica sends the elements from `first` to `last - 1` of a part, counted row-major;
+        nothing if both are equal.
+
+        Args:
+            begin: where the part begins on the line.
+        """
         elements, grain = part.elements, grain_of(part)
         first, last = [min(max(self.end(r) - begin, 0), elements) for r in (replica - 1, replica)]
-        return first // grain * grain, last // grain * grain  # neighbours round the place between them alike
+        # Two neighbours round the position between them alike, so that each element has one sender.
+        return first // grain * grain, last // grain * grain
 
 
 def _in_place(move: Move, cell: Coordinate, box: Box) -> Iterator[tuple[int, int]]:
-    """Of each replica that wants some of its own box: where that begins, nothing being cut out, and its elements."""
+    """Yield the holes of a line: for each replica that wants some of the box that it holds itself, where its interval
+    begins on the line with holes, and the elements of it."""
     source, target = move.source, move.target
     for replica in range(source.replicas):
         there = target.ranks.coordinate(source.holder(cell, replica))
@@ -123,7 +147,10 @@ def _in_place(move: Move, cell: Coordinate, box: Box) -> Iterator[tuple[int, int
 
 
 def place_in(part: Box, box: Box) -> int:
-    """How many elements lie in parts before this one, where a box is cut into parts by a grid."""
+    """Return how many elements of a box lie in the parts before this one, if a grid cuts the box into parts.
+
+    Needs no other part: see the formula above.
+    """
     place, left, before = 0, box.elements, 1
     for start, length, outer, whole in zip(part.start, part.length, box.start, box.length):
         left //= whole
@@ -133,7 +160,10 @@ def place_in(part: Box, box: Box) -> int:
 
 
 def grain_of(part: Box) -> int:
-    """The elements of a row: what is cut as a whole, where a part has enough of them."""
+    """Return the elements of a part that always go together: those of a row, if the part has at least ROWS rows.
+
+    Senders and receivers then copy whole rows. Rows are taken over as many dims as make ROWS of them.
+    """
     rows, grain = 1, part.elements
     for length in part.length:
         if rows >= ROWS:
@@ -143,34 +173,35 @@ def grain_of(part: Box) -> int:
     return grain
 
 
-# --- How much each replica sends, so that the busiest rank sends least ---
-# How much each replica sends, over all tensors of a transfer, so that the busiest rank sends least.
+# --- How much each replica sends, over all tensors, so that the busiest rank sends as little as can be ---
+# Tensors that are sharded by the same axes of one mesh have the same replicas. They are a class, and what a cell of a
+# class has to send can be shared among its replicas in any proportion. `balance` finds the proportions: for one cell
+# after the other, it gives more to those replicas that send least so far, until they are level. That is descent on the
+# sum of squares, one block of variables at a time. The loads with the least sum of squares also have the least maximum,
+# since the possible loads are the base of a polymatroid. A few rounds are enough.
 #
-# Tensors that are cut by the same axes of one mesh have the same replicas. They are a class, and what a cell of a
-# class has to send can be shared among its replicas in any proportion. `balance` finds the proportions: each cell in
-# turn fills up those of its replicas that send least, until they are level. That is descent on the sum of squares,
-# one block of variables after the other; and the loads with the least sum of squares have the least maximum as well,
-# since the loads that are possible are the base of a polymatroid. A few rounds do.
-#
-# Where no rank has anything in place and all cuts are even, equal shares are best and nothing has to be computed.
-# That is so for most transfers from one set of ranks to another. Else the time grows with the ranks of the source and
-# with the number of different moves. Every rank computes the same, in whole numbers.
+# Where no rank has anything in place and all shards are equally large, equal shares are best, and nothing has to be
+# computed. That is so for most transfers from one set of ranks to another. Else the time grows with the ranks of the
+# source and with the number of different moves. Every rank computes the same shares, in integers.
 
 
 ROUNDS = 16
-ENOUGH = 200  # stop when a round takes less than one part in so many from the busiest rank
+ENOUGH = 200  # stop when a round takes less than 1/200 from the busiest rank
 
 
 class Class(NamedTuple):
-    """Tensors that have the same replicas."""
+    """Tensors that have the same replicas: equal ranks, and the same axes that shard them.
+
+    Attributes:
+        cut: the axes that shard them.
+    """
 
     ranks: Ranks
     cut: frozenset[int]
 
     @staticmethod
     def of(source: Side) -> Class:
-        """The class of a tensor with this source: its ranks, and the axes that cut it. Ranks that differ only in their
-        coordinates on other axes are replicas."""
+        """Return the class of a tensor with this source."""
         return Class(source.ranks, source.regions.sharded)
 
 
@@ -178,13 +209,20 @@ Weights = Mapping[tuple[Class, "Coordinate"], Sequence[int]]
 
 
 def balance(moves: Iterable[Move], gone: frozenset[int] = frozenset()) -> Weights:
-    """By class and cell, the bytes that each replica should send; what isn't in it is shared evenly. Ranks that are
-    gone send nothing."""
+    """Compute how many bytes each replica is to send, over all tensors.
+
+    Args:
+        moves: all moves on meshes, the same on every rank.
+        gone: ranks that send nothing.
+
+    Returns:
+        For each class and cell, the bytes of its replicas in their order. What isn't there is shared evenly.
+    """
     counted = Counter(moves)
     if not gone and (_is_even(counted) or all(move.source.replicas == 1 for move in counted)):
         return {}
     loads: dict[int, int] = {}
-    flexible: dict[tuple[Class, Coordinate], _Share] = {}
+    flexible: dict[tuple[Class, Coordinate], _CellShare] = {}
     for move, times in counted.items():
         kind = Class.of(move.source)
         for cell in move.source.cells():
@@ -192,7 +230,7 @@ def balance(moves: Iterable[Move], gone: frozenset[int] = frozenset()) -> Weight
             share = flexible.get((kind, cell))
             if share is None:
                 ranks = [rank for rank in move.source.holders(cell) if rank not in gone]
-                share = flexible[kind, cell] = _Share(ranks, [0] * len(ranks))
+                share = flexible[kind, cell] = _CellShare(ranks, [0] * len(ranks))
             share.add_evenly(wanted)
     for share in flexible.values():
         for rank, load in zip(share.ranks, share.loads):
@@ -201,35 +239,51 @@ def balance(moves: Iterable[Move], gone: frozenset[int] = frozenset()) -> Weight
     _level(loads, list(flexible.values()))
     if not gone:
         return {key: tuple(share.loads) for key, share in flexible.items()}
-    every = {
+    # Weights have a place for each replica, also for those that are gone, which send 0 bytes.
+    holders = {
         (Class.of(move.source), cell): move.source.holders(cell) for move in counted for cell in move.source.cells()
     }
-    sent = {key: dict(zip(share.ranks, share.loads)) for key, share in flexible.items()}
-    return {key: tuple([of.get(rank, 0) for rank in every[key]]) for key, of in sent.items()}
+    by_rank = {key: dict(zip(share.ranks, share.loads)) for key, share in flexible.items()}
+    return {key: tuple([loads.get(rank, 0) for rank in holders[key]]) for key, loads in by_rank.items()}
 
 
-class _Share(NamedTuple):
-    """What the replicas of one cell send of one class, in bytes."""
+class _CellShare(NamedTuple):
+    """How the replicas of one cell share what its class has to send of it.
+
+    Attributes:
+        ranks: the replicas, without those that are gone.
+        loads: the bytes of each.
+    """
 
     ranks: list[int]
     loads: list[int]
 
     def add_evenly(self, wanted: int) -> None:
-        many, given = len(self.ranks), 0
-        for number in range(many):
-            upto = wanted * (number + 1) // many
+        """Add `wanted` bytes, in shares that differ by at most one byte."""
+        count, given = len(self.ranks), 0
+        for number in range(count):
+            upto = wanted * (number + 1) // count
             self.loads[number] += upto - given
             given = upto
 
     def level(self, loads: dict[int, int]) -> None:
-        """Share anew, given what the ranks send of everything."""
+        """Share the same bytes anew, so that the loads of the replicas differ as little as can be.
+
+        Args:
+            loads: for each rank the bytes of all cells; this function updates it.
+        """
         others = [loads[rank] - load for rank, load in zip(self.ranks, self.loads)]
         self.loads[:] = filled(others, sum(self.loads))
         for rank, other, load in zip(self.ranks, others, self.loads):
             loads[rank] = other + load
 
 
-def _level(loads: dict[int, int], shares: list[_Share]) -> None:
+def _level(loads: dict[int, int], shares: list[_CellShare]) -> None:
+    """Level the shares of one cell after the other, until the largest load stops falling. Changes both arguments.
+
+    Args:
+        loads: for each rank the bytes of all cells.
+    """
     shares.sort(key=lambda share: len(share.ranks))  # those with little choice first
     for _ in range(ROUNDS):
         busiest = max(loads.values(), default=0)
@@ -242,27 +296,27 @@ def _level(loads: dict[int, int], shares: list[_Share]) -> None:
 
 
 def filled(loads: Sequence[int], more: int) -> list[int]:
-    """What each gets of `more` if the least loaded are filled up until they are level.
+    """Distribute `more` so that the smallest loads rise to one level. Returns what is added to each load.
 
     >>> filled([5, 0, 2], 6)  # up to a level of 4
     [0, 4, 2]
     """
     order = sorted(range(len(loads)), key=loads.__getitem__)
-    below, many = 0, 0
-    for many, number in enumerate(order, 1):
+    below, count = 0, 0
+    for count, number in enumerate(order, 1):
         below += loads[number]
-        if many == len(order) or (below + more) // many <= loads[order[many]]:
+        if count == len(order) or (below + more) // count <= loads[order[count]]:
             break
-    level, rest = divmod(below + more, many)
-    found = [0] * len(loads)
-    for place, number in enumerate(order[:many]):
-        found[number] = level + (place < rest) - loads[number]
-    return found
+    level, left = divmod(below + more, count)
+    added = [0] * len(loads)
+    for place, number in enumerate(order[:count]):
+        added[number] = level + (place < left) - loads[number]
+    return added
 
 
 def _is_even(moves: Iterable[Move]) -> bool:
-    """Whether equal shares are best because all ranks of a mesh have the same to send, and no rank is in two meshes
-    with some of its ranks only."""
+    """True if equal shares are best: every rank of a mesh has the same to send, and two source meshes have either the
+    same ranks or none in common."""
     meshes: list[Ranks] = []
     for move in moves:
         source = move.source
@@ -275,17 +329,19 @@ def _is_even(moves: Iterable[Move]) -> bool:
 
 
 def _cuts_evenly(side: Side) -> bool:
+    """True if all shards of a side have the same size."""
     shape, sizes, orders, _ = side.regions
     return all(length % math.prod([sizes[axis] for axis in order]) == 0 for length, order in zip(shape, orders))
 
 
 class Share(NamedTuple):
-    """What goes from one rank to another of one tensor.
+    """What one rank sends to another, or receives from it, of one tensor.
 
     Attributes:
         peer: the other rank.
-        box: the part of the sender's box that the receiver wants, in the global tensor.
-        first, last: the elements of it that this sender sends, row-major: from one to before another.
+        box: of the whole tensor, the part of the sender's box that the receiver wants.
+        first, last: the sender sends the elements from `first` to `last - 1` of the box, counted row-major. Replicas
+            send the others.
     """
 
     peer: int
@@ -295,7 +351,11 @@ class Share(NamedTuple):
 
 
 class Routes(NamedTuple):
-    """What one rank does for a tensor: what it sends, what it gets, and boxes that it has already of what it wants."""
+    """What one rank does for a tensor.
+
+    Attributes:
+        kept: boxes of the whole tensor that it wants and holds already; it copies these itself.
+    """
 
     sends: list[Share]
     receives: list[Share]
@@ -303,11 +363,11 @@ class Routes(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One tensor's way from its source to its target.
+    """One tensor from a source on one mesh to a target on another. Compared by value: equal moves are planned once.
 
     Attributes:
-        source, target: of equal shape; nothing is pending.
-        itemsize: the bytes of an element.
+        source, target: of one shape, without pending reductions.
+        itemsize: the bytes of an element as it travels.
     """
 
     source: Side
@@ -316,19 +376,19 @@ class Move(NamedTuple):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks of both sides; one of both stands there twice."""
+        """The ranks of the source, then those of the target. A rank may be in both."""
         return self.source.ranks.ranks + self.target.ranks.ranks
 
     def held(self, rank: int) -> Box | None:
-        """What a rank has memory for of the source; None outside of it."""
-        return _memory(self.source, rank)
+        """Return the box of the whole tensor that a rank's source has; None for a rank outside of the source."""
+        return _box_of(self.source, rank)
 
     def wanted(self, rank: int) -> Box | None:
-        """What a rank has memory for of the target; None outside of it."""
-        return _memory(self.target, rank)
+        """Return the box of the whole tensor that a rank's target has; None for a rank outside of the target."""
+        return _box_of(self.target, rank)
 
     def kept(self, rank: int) -> Box | None:
-        """What a rank has already of what it wants; None if nothing."""
+        """Return the box of the whole tensor that a rank wants and holds already; None if there is none."""
         old, new = self.source.ranks.coordinate(rank), self.target.ranks.coordinate(rank)
         if old is None or new is None:
             return None
@@ -336,77 +396,87 @@ class Move(NamedTuple):
         return box if box.elements else None
 
     def lost(self, gone: frozenset[int]) -> bool:
-        """Whether some element is on ranks only that are gone."""
+        """True if all holders of some element are among the ranks that are gone."""
         return self.source.lost(gone)
 
     def routes(self, rank: int, weights: Weights) -> Routes:
-        """What a rank does."""
+        """Compute what a rank sends, receives and keeps.
+
+        Args:
+            weights: how replicas share what they send, as `balance` gives it; the same on every rank.
+        """
         kept = self.kept(rank)
         return Routes(sends(self, rank, weights), receives(self, rank, weights), [] if kept is None else [kept])
 
 
-def _memory(side: Side, rank: int) -> Box | None:
+def _box_of(side: Side, rank: int) -> Box | None:
+    """Return the box that a rank has of a side; None for a rank outside."""
     coordinate = side.ranks.coordinate(rank)
     return None if coordinate is None else side.box(coordinate)
 
 
 def receives(move: Move, rank: int, weights: Weights) -> list[Share]:
-    """What a rank gets from others."""
+    """Compute what a rank receives, ordered by box. Nothing for a rank outside of the target."""
     source, target = move.source, move.target
-    here = target.ranks.coordinate(rank)
-    if here is None:
+    target_coordinate = target.ranks.coordinate(rank)
+    if target_coordinate is None:
         return []
-    there = source.ranks.coordinate(rank)
-    own = source.cell(there) if there is not None else None
-    copy, only, found = target.replica(here), source.replicas == 1, []
-    for cell, part in source.parts(target.box(here)):
-        if cell == own:
-            continue
-        if only:  # who has it sends it all
-            found.append(Share(source.ranks.at(cell), part, 0, part.elements))
+    source_coordinate = source.ranks.coordinate(rank)
+    own_cell = source.cell(source_coordinate) if source_coordinate is not None else None
+    copy, has_no_replicas, shares = target.replica(target_coordinate), source.replicas == 1, []
+    for cell, part in source.parts(target.box(target_coordinate)):
+        if cell == own_cell:
+            continue  # it holds this part itself
+        if has_no_replicas:  # the one holder sends all, and no line is needed
+            shares.append(Share(source.ranks.at(cell), part, 0, part.elements))
             continue
         line = _line(move, cell, weights)
         for replica, first, last in line.senders(line.begin(copy, part), part):
-            found.append(Share(source.holder(cell, replica), part, first, last))
-    return found
+            shares.append(Share(source.holder(cell, replica), part, first, last))
+    return shares
 
 
 def sends(move: Move, rank: int, weights: Weights) -> list[Share]:
-    """What a rank sends to others."""
+    """Compute what a rank sends. Nothing for a rank outside of the source.
+
+    It looks only at the copies that have some of its own interval of the line, not at all replicas of the target.
+    """
     source, target = move.source, move.target
-    there = source.ranks.coordinate(rank)
-    if there is None:
+    coordinate = source.ranks.coordinate(rank)
+    if coordinate is None:
         return []
-    cell = source.cell(there)
-    line, replica = _line(move, cell, weights), source.replica(there)
+    cell = source.cell(coordinate)
+    line, replica = _line(move, cell, weights), source.replica(coordinate)
     low, high = line.end(replica - 1), line.end(replica)
     if low == high:
         return []
     parts = list(target.parts(line.box))
-    overlapping, found = source.ranks.meets(target.ranks), []
+    sides_overlap, shares = source.ranks.meets(target.ranks), []
     for copy in _copies(line, target.replicas, low, high):
-        for where, part in parts:
-            receiver = target.holder(where, copy)
-            if overlapping and _holds(move, receiver, cell):
+        for target_cell, part in parts:
+            receiver = target.holder(target_cell, copy)
+            if sides_overlap and _holds(move, receiver, cell):
                 continue
             first, last = line.cut(replica, line.begin(copy, part), part)
             if first < last:
-                found.append(Share(receiver, part, first, last))
-    return found
+                shares.append(Share(receiver, part, first, last))
+    return shares
 
 
 def _line(move: Move, cell: Coordinate, weights: Weights) -> Line:
+    """Return the line of a cell, shared by the weights of its class, if it has some."""
     return Line.of(move, cell, weights.get((Class.of(move.source), cell)) if weights else None)
 
 
 def _holds(move: Move, rank: int, cell: Coordinate) -> bool:
-    there = move.source.ranks.coordinate(rank)
-    return there is not None and move.source.cell(there) == cell
+    """True if a rank holds a cell of the source."""
+    coordinate = move.source.ranks.coordinate(rank)
+    return coordinate is not None and move.source.cell(coordinate) == cell
 
 
 def _copies(line: Line, copies: int, low: int, high: int) -> Iterator[int]:
-    """Yield the numbers of the copies of the line's box that have an element between the places `low` and `high` of the
-    line, ascending. Bisects for the first, because a line may have thousands of copies.
+    """Yield the numbers of the copies of the line's box that have an element between the positions `low` and `high` of
+    the line, ascending. Bisects for the first, because a line may have thousands of copies.
 
     Args:
         copies: how many there are: the replicas of the target.

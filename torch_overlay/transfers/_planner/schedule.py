@@ -1,14 +1,14 @@
-"""Schedules: what one rank packs and lands in each of the exchanges that bring all tensors where they are wanted.
+"""`Schedule`: what one rank packs, sends, receives and unpacks in each exchange of a transfer.
 
-All that goes from one rank to another is a stream of bytes, those of the widest elements first, so that everything in a
-message lies aligned to its own width. Each exchange carries the same share of every stream: what one rank sends in one
-exchange is then the same share of all it sends, sender and receiver know it without asking, and all that ranks have
-to agree on is how many exchanges there are. A tensor that is larger than its share is cut. What is large can travel by
-itself, from tensor to tensor, and need not be packed: see `Large`.
+All bytes from one rank to another form a stream, the widest elements first, so that each element in a message lies
+aligned to its own width. Each exchange carries the same share of every stream: exchange k of n carries the bytes from
+k/n to (k+1)/n. So sender and receiver know what is in a message without asking, and ranks only have to agree on n. A
+tensor that doesn't fit into one share is cut. Large pieces can travel by themselves, from tensor to tensor, without
+being packed: see `Large`.
 
-Two exchanges are in memory at a time: one is packed while the other runs, and one lands while the next runs. So a rank
-that sends S bytes and gets R holds at most (S + R + max(S, R)) / count of them, and `least` gives the number of
-exchanges with which this stays within a budget. Standard library only.
+Two exchanges are in memory at a time: one is packed while another runs, and one is unpacked while the next runs. So a
+rank that sends S bytes and gets R holds at most (S + R + max(S, R)) / n of them, and `least` gives the n with which
+this stays within a budget. Start at `Schedule.of`. Standard library only.
 """
 
 from __future__ import annotations
@@ -31,29 +31,36 @@ if TYPE_CHECKING:
     AnyMove = Move | PieceMove | PlannedMove
 
 
-ALIGNED = 16  # bytes: where a message begins; the widest element
-ROUNDED = (
-    2 * ALIGNED
-)  # bytes by which a message may be longer than its share: to a whole element, and to the next begin
-KEPT = 1 << 15  # pieces, or fewer, of a schedule that is remembered
+ALIGNED = 16  # each message begins at a multiple of so many bytes: the width of a complex128
+# Bytes by which a message may exceed its share of a stream: it ends with a whole element, and is filled up to ALIGNED.
+ROUNDED = 2 * ALIGNED
+KEPT = 1 << 15  # a schedule of more pieces isn't remembered
 
 
 def aligned(size: int) -> int:
-    """Bytes up to where the next message can begin."""
+    """Round a number of bytes up to where the next message can begin.
+
+    >>> aligned(1), aligned(16)
+    (16, 16)
+    """
     return size + -size % ALIGNED
 
 
 class Load(NamedTuple):
-    """Blocks of local tensors that lie alike, each in one message, or in equal parts in several.
+    """A block of each of some local tensors, and where these blocks lie in the buffer of an exchange.
+
+    The blocks have one box and follow one another in the buffer at equal distances, so that one strided view shows all
+    of them. A block may be cut into equal parts that lie in the messages of several ranks: the columns of a row
+    shard do, if each rank gets some of them.
 
     Attributes:
-        tensors: the numbers of these tensors.
+        tensors: the indices of the moves whose tensors these are.
         box: where the block lies in each local tensor.
-        at: where the first tensor's block, or its first part, lies in all that is sent in the exchange, or in all that
-            comes; in bytes, as are the other distances.
-        step: from one tensor's to the next one's.
-        parts, dim: into how many parts the block is cut, along which dim.
-        apart: from one part to the next.
+        at: the byte of the buffer at which the first tensor's block, or the first part of it, begins.
+        step: the distance from one tensor's block to the next one's, in bytes.
+        parts: into how many parts the block is cut.
+        dim: the dim along which it is cut.
+        apart: the distance from one part to the next, in bytes.
     """
 
     tensors: tuple[int, ...]
@@ -65,9 +72,10 @@ class Load(NamedTuple):
     apart: int = 0
 
     def then(self, part: Load) -> Load | None:
-        """Both as one, where the other one is the next part of the same blocks."""
+        """Join this load and one that has the next part of the same blocks. None if it is no such part, or lies at
+        another distance than the parts before."""
         (start, length), apart = self.box, part.at - self.at - (self.parts - 1) * self.apart
-        dims = [dim for dim, (one, other) in enumerate(zip(start, part.box.start)) if one != other]
+        dims = [dim for dim, (own, other) in enumerate(zip(start, part.box.start)) if own != other]
         if len(dims) != 1 or self.step != part.step or (self.parts > 1 and (*dims, apart) != (self.dim, self.apart)):
             return None
         (dim,) = dims
@@ -79,26 +87,28 @@ class Load(NamedTuple):
 
 
 class Large(NamedTuple):
-    """What travels by itself and isn't packed with other pieces.
+    """Which pieces travel by themselves, from tensor to tensor, without being packed with others.
 
     Attributes:
-        least: bytes of a piece that is large.
-        most: bytes of one message; a piece is cut into messages.
+        least: a piece of so many bytes, or more, is large.
+        most: a message has at most so many bytes; a large piece is cut into several messages.
     """
 
     least: int
     most: int
 
     def takes(self, item: Item) -> bool:
-        """Whether an item travels by itself."""
+        """True if each tensor's part of this item travels by itself."""
         return item.step >= self.least
 
 
 class Direct(NamedTuple):
-    """A message that is nothing but elements `first` to before `last` of a box of a local tensor.
+    """A message by which a large piece, or a part of one, travels by itself.
 
     Attributes:
-        tag: tells it from the other ones between two ranks in one exchange.
+        peer: the other rank.
+        tag: its number among such messages between the two ranks in one exchange.
+        item: what it carries, of one tensor.
     """
 
     peer: int
@@ -112,8 +122,13 @@ class Direct(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """One direction of an exchange: bytes to or from each peer, which follow one another, what is in them, and what
-    travels by itself."""
+    """All that one rank sends in an exchange, or all that it receives.
+
+    Attributes:
+        sizes: for each peer the bytes of its packed message. Messages follow one another in the buffer in this order.
+        loads: what is in the packed messages.
+        direct: the messages of large pieces.
+    """
 
     sizes: dict[int, int]
     loads: list[Load]
@@ -121,13 +136,19 @@ class Messages(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes, with what fills up to the next begin."""
+        """All bytes of both kinds, with those that fill packed messages up to ALIGNED."""
         return sum(self.sizes.values()) + sum([message.size for message in self.direct])
 
 
 class Item(NamedTuple):
-    """The part of a stream that belongs to tensors that move alike: of one after the other, elements `first` to before
-    `last` of a box of the local tensor."""
+    """A part of a stream: the same elements of each of some local tensors, one tensor after the other.
+
+    Attributes:
+        tensors: the indices of the moves whose tensors these are.
+        itemsize: the bytes of an element as it travels.
+        box: of the local tensors.
+        first, last: of the box, counted row-major, the elements from `first` to `last - 1`.
+    """
 
     tensors: tuple[int, ...]
     itemsize: int
@@ -137,27 +158,37 @@ class Item(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The bytes of each tensor."""
+        """The bytes that each tensor has in it."""
         return (self.last - self.first) * self.itemsize
 
     def cut(self, low: int, high: int) -> Iterator[Item]:
-        """What begins at one byte of it, or later, and ends at another, in whole elements."""
-        each = self.last - self.first
-        begin, end = max(low, 0) // self.itemsize, min(high // self.itemsize, each * len(self.tensors))
+        """Yield the items that lie between the bytes `low` and `high` of this one.
+
+        Both ends are rounded down to a whole element, by the exchange that ends there and by the one that begins there.
+        Items of whole tensors stay together; a tensor that is cut gets an item of its own.
+        """
+        count = self.last - self.first  # elements of each tensor
+        begin, end = max(low, 0) // self.itemsize, min(high // self.itemsize, count * len(self.tensors))
         while begin < end:
-            number, skipped = divmod(begin, each)
-            if skipped or end - begin < each:
-                upto = min(each, skipped + end - begin)
+            number, skipped = divmod(begin, count)
+            if skipped or end - begin < count:
+                upto = min(count, skipped + end - begin)
                 yield self._replace(tensors=(self.tensors[number],), first=self.first + skipped, last=self.first + upto)
                 begin += upto - skipped
             else:
-                whole = (end - begin) // each
+                whole = (end - begin) // count
                 yield self._replace(tensors=self.tensors[number : number + whole])
-                begin += whole * each
+                begin += whole * count
 
 
 class Stream:
-    """All that goes from one rank to another."""
+    """All that one rank sends to another in a run, in one order that both know.
+
+    Attributes:
+        items: by descending width of their elements.
+        begins: for each item the byte of the stream at which it begins.
+        size: bytes.
+    """
 
     __slots__ = ("begins", "items", "size")
 
@@ -169,7 +200,7 @@ class Stream:
             self.size += item.step * len(item.tensors)
 
     def cut(self, number: int, count: int) -> Iterator[Item]:
-        """What of it is in one of so many exchanges."""
+        """Yield the items that exchange `number` of `count` carries."""
         if count == 1:
             yield from self.items
             return
@@ -181,12 +212,13 @@ class Stream:
 
 
 class Schedule(NamedTuple):
-    """What one rank does.
+    """What one rank does in a run.
 
     Attributes:
-        sends, receives: the stream to, or from, each other rank, ascending.
-        kept: of each box that this rank has in place, the number of its tensor and where that lies in its source and
-            in its target.
+        sends: for each rank to which it sends, the stream; by ascending rank.
+        receives: for each rank from which it gets something, the stream; by ascending rank.
+        kept: for each box that this rank has in its source and wants in its target, the index of the move, and where
+            the box lies in the local tensor of the source and of the target.
     """
 
     sends: dict[int, Stream]
@@ -195,8 +227,14 @@ class Schedule(NamedTuple):
 
     @staticmethod
     def of(moves: Sequence[AnyMove], rank: int, gone: frozenset[int] = frozenset()) -> Schedule:
-        """All moves of a transfer, the same on every rank. Ranks that are gone send nothing."""
+        """Compute the schedule of a rank.
+
+        Args:
+            moves: all moves of the transfer, the same on every rank.
+            gone: ranks that send nothing.
+        """
         weights = balance([move for move in moves if isinstance(move, Move)], gone)
+        # The 32 equal layers of a model are planned once.
         alike: dict[AnyMove, list[int]] = {}
         for number, move in enumerate(moves):
             alike.setdefault(move, []).append(number)
@@ -207,56 +245,60 @@ class Schedule(NamedTuple):
             held, wanted = move.held(rank), move.wanted(rank)
             if held is None and wanted is None:
                 continue
-            given, taken, stays = move.routes(rank, weights)
-            for found, pieces, local in ((out, given, held), (into, taken, wanted)):
-                for peer, box, first, last in pieces:
+            sends, receives, boxes = move.routes(rank, weights)
+            for by_peer, shares, local in ((out, sends, held), (into, receives, wanted)):
+                for peer, box, first, last in shares:
                     item = Item(tuple(numbers), move.itemsize, box.inside(local), first, last)  # type: ignore[arg-type]
-                    found.setdefault(peer, []).append(item)
+                    by_peer.setdefault(peer, []).append(item)
             if held is not None and wanted is not None:
-                kept += [(number, box.inside(held), box.inside(wanted)) for number in numbers for box in stays]
-        streams = [{peer: Stream(found[peer]) for peer in sorted(found)} for found in (out, into)]
+                kept += [(number, box.inside(held), box.inside(wanted)) for number in numbers for box in boxes]
+        streams = [{peer: Stream(by_peer[peer]) for peer in sorted(by_peer)} for by_peer in (out, into)]
         return Schedule(streams[0], streams[1], kept)
 
     def in_order(self, place: Mapping[int, int]) -> Schedule:
-        """The same, with messages laid out in the order of these places of the ranks."""
-        streams = [{peer: found[peer] for peer in sorted(found, key=place.__getitem__)} for found in self[:2]]
+        """Return the schedule with its streams in the order in which the group has the ranks, as an all-to-all needs.
+
+        Args:
+            place: for each rank its position in the process group.
+        """
+        streams = [{peer: by_peer[peer] for peer in sorted(by_peer, key=place.__getitem__)} for by_peer in self[:2]]
         return Schedule(streams[0], streams[1], self.kept)
 
     @property
     def reads(self) -> set[int]:
-        """Numbers of the tensors whose sources are sent, or kept here."""
+        """The indices of the moves whose source this rank reads, to send it or to copy it into its own target."""
         return {number for number, *_ in self.kept}.union(*map(_tensors, self.sends.values()))
 
     @property
     def writes(self) -> set[int]:
-        """Numbers of the tensors whose targets get something from another rank."""
+        """The indices of the moves whose target on this rank gets something from another rank."""
         return set[int]().union(*map(_tensors, self.receives.values()))
 
     @property
     def sent(self) -> int:
-        """The bytes that go to others."""
+        """The bytes that this rank sends to others in a run."""
         return sum([stream.size for stream in self.sends.values()])
 
     @property
     def received(self) -> int:
-        """The bytes that come from others."""
+        """The bytes that this rank gets from others in a run."""
         return sum([stream.size for stream in self.receives.values()])
 
     @property
     def staged(self) -> int:
-        """The bytes that pass through memory: what is sent, what comes, and the larger of both once more, since the
-        next exchange is packed, and the last one lands, while one runs."""
+        """The bytes for which buffers are needed, over all exchanges of a run: those sent, those received, and the more
+        of both once again, since the next exchange is packed, or the last one unpacked, while one runs."""
         return self.sent + self.received + max(self.sent, self.received)
 
     def buffered(self, count: int) -> int:
-        """The bytes in buffers at one time, in so many exchanges."""
+        """Return the bytes in buffers at one time if the run has `count` exchanges."""
         return -(-self.staged // count) if count > 1 else self.sent + self.received
 
     def least(self, budget: int) -> int:
-        """The fewest exchanges with which this rank stages at most `budget` bytes.
+        """Return the fewest exchanges with which this rank has at most `budget` bytes in buffers.
 
         Raises:
-            ValueError: none would do: the budget is too small for so many messages.
+            ValueError: no number is enough, since what fills each message up takes more than the budget.
         """
         out, into = ROUNDED * len(self.sends), ROUNDED * len(self.receives)
         if self.sent + out + self.received + into <= budget:
@@ -270,42 +312,53 @@ class Schedule(NamedTuple):
         return max(2, -(-self.staged // room))
 
     def packed(self, number: int, count: int, large: Large | None = None) -> Messages:
-        """What is sent in one of so many exchanges. All ranks agree on what is large; by default nothing is."""
+        """Return what this rank sends in exchange `number` of `count`.
+
+        Args:
+            large: which pieces travel by themselves, the same on all ranks; None if none does.
+        """
         return _messages(self.sends, number, count, large)
 
     def landed(self, number: int, count: int, large: Large | None = None) -> Messages:
-        """What comes in one of so many exchanges."""
+        """Return what this rank receives in exchange `number` of `count`. See `packed`."""
         return _messages(self.receives, number, count, large)
 
 
 def _tensors(stream: Stream) -> set[int]:
+    """Return the indices of the moves of which a stream carries something."""
     return {number for item in stream.items for number in item.tensors}
 
 
 @lru_cache(maxsize=4)
 def _kept_schedule(moves: tuple[AnyMove, ...], rank: int) -> Schedule:
+    """Return `Schedule.of(moves, rank)`, remembered by value."""
     return Schedule.of(moves, rank)
 
 
 def kept_schedule(moves: Sequence[AnyMove], rank: int, ranks: int) -> Schedule:
-    """The schedule of moves among so many ranks, remembered unless it may be large: a program that saves its model
-    does so again and again."""
+    """Return the schedule of a rank, and remember it: a program that saves its model does so again and again.
+
+    Args:
+        moves: as of `Schedule.of`.
+        ranks: how many ranks take part. A schedule of many moves among many ranks isn't remembered, for its memory.
+    """
     return _kept_schedule(tuple(moves), rank) if len(moves) * ranks <= KEPT else Schedule.of(moves, rank)
 
 
 def _messages(streams: dict[int, Stream], number: int, count: int, large: Large | None) -> Messages:
+    """Lay out the messages of exchange `number` of `count`, one behind the other, in the order of the streams."""
     sizes: dict[int, int] = {}
     loads: list[Load] = []
     direct: list[Direct] = []
     at = 0
     for peer, stream in streams.items():
-        begin, alone = at, 0
+        begin, tag = at, 0
         for item in stream.cut(number, count):
             if large is not None and large.takes(item):
                 for tensor in item.tensors:
                     for message in _cut_small(item._replace(tensors=(tensor,)), large.most):
-                        direct.append(Direct(peer, alone, message))
-                        alone += 1
+                        direct.append(Direct(peer, tag, message))
+                        tag += 1
                 continue
             loads += loads_of(item, at)
             at += item.step * len(item.tensors)
@@ -316,34 +369,40 @@ def _messages(streams: dict[int, Stream], number: int, count: int, large: Large 
 
 
 def loads_of(item: Item, at: int) -> Iterator[Load]:
-    """An item that begins at this byte of what is sent, or comes."""
-    found = blocks(item.box, item.first, item.last)
-    if len(found) == 1:
-        yield Load(item.tensors, found[0], at, item.step)
+    """Yield the loads of an item that begins at byte `at` of the buffer.
+
+    There is one load if the item's elements are a box; else one for each box and tensor.
+    """
+    boxes = blocks(item.box, item.first, item.last)
+    if len(boxes) == 1:
+        yield Load(item.tensors, boxes[0], at, item.step)
         return
     for tensor in item.tensors:
-        for block in found:
+        for block in boxes:
             yield Load((tensor,), block, at, 0)
             at += block.elements * item.itemsize
 
 
 def joined(loads: Iterable[Load]) -> list[Load]:
-    """The same loads, those of one tensor that are parts of one block as one."""
-    found: list[Load] = []
-    latest: dict[tuple[int, ...], int] = {}
+    """Join loads of the same tensors that are parts of one block, so that one call copies all parts.
+
+    From Shard(0) to Shard(1), say, each rank sends some columns of its rows to every other rank: joined, all its rows.
+    """
+    result: list[Load] = []
+    latest: dict[tuple[int, ...], int] = {}  # for each tuple of tensors the index of its last load
     for load in loads:
         number = latest.get(load.tensors)
-        both = None if number is None else found[number].then(load)
+        both = None if number is None else result[number].then(load)
         if both is not None:
-            found[number] = both  # type: ignore[index]
+            result[number] = both  # type: ignore[index]
         else:
-            latest[load.tensors] = len(found)
-            found.append(load)
-    return found
+            latest[load.tensors] = len(result)
+            result.append(load)
+    return result
 
 
 def _cut_small(item: Item, most: int) -> Iterator[Item]:
-    """An item in parts of at most so many bytes, cut between rows where rows are small enough."""
+    """Cut an item of one tensor into items of at most `most` bytes: between rows of dim 0, if a row is shorter."""
     step = max(most // item.itemsize, 1)
     row = item.box.elements // item.box.length[0] if item.box.length else 1
     step -= step % row if row <= step else 0
@@ -355,7 +414,7 @@ def _cut_small(item: Item, most: int) -> Iterator[Item]:
 
 
 def blocks(box: Box, first: int, last: int) -> list[Box]:
-    """Elements `first` to before `last` of a box, row-major, as boxes in that order.
+    """Cover the elements from `first` to `last - 1` of a box, counted row-major, with boxes in that order.
 
     >>> blocks(Box((0, 0), (4, 3)), 2, 9)  # the end of the first row, then two rows
     [Box(start=(0, 2), length=(1, 1)), Box(start=(1, 0), length=(2, 3))]
@@ -367,30 +426,30 @@ def blocks(box: Box, first: int, last: int) -> list[Box]:
     (start, *starts), (_, *lengths) = box
     row = math.prod(lengths)
     inner = Box(tuple(starts), tuple(lengths))
-    (top, skipped), (bottom, rest) = divmod(first, row), divmod(last, row)
+    (top, skipped), (bottom, left) = divmod(first, row), divmod(last, row)
     if top == bottom:
-        return _at(start + top, blocks(inner, skipped, rest))
-    found: list[Box] = []
-    if skipped:
-        found += _at(start + top, blocks(inner, skipped, row))
+        return _at(start + top, blocks(inner, skipped, left))
+    boxes: list[Box] = []
+    if skipped:  # the end of the first row
+        boxes += _at(start + top, blocks(inner, skipped, row))
         top += 1
-    if top < bottom:
-        found.append(Box((start + top, *starts), (bottom - top, *lengths)))
-    return found + _at(start + bottom, blocks(inner, 0, rest))
+    if top < bottom:  # whole rows
+        boxes.append(Box((start + top, *starts), (bottom - top, *lengths)))
+    return boxes + _at(start + bottom, blocks(inner, 0, left))  # the begin of the last row
 
 
 def _at(place: int, boxes: list[Box]) -> list[Box]:
-    """In a tensor of one more dim, at a place of it."""
+    """Give boxes one more dim in front, in which each has length 1 and starts at `place`."""
     return [Box((place, *box.start), (1, *box.length)) for box in boxes]
 
 
 class Flow(NamedTuple):
-    """What ranks send to one another.
+    """What all ranks send to one another in a run.
 
     Attributes:
-        sent: bytes by sender and receiver.
+        sent: for each pair of sender and receiver the bytes.
         exchanges: how many there are.
-        staged: the most bytes that a rank has in buffers.
+        staged: the most bytes that a rank has in buffers at one time.
     """
 
     sent: Counter[tuple[int, int]]
@@ -399,10 +458,15 @@ class Flow(NamedTuple):
 
     @staticmethod
     def of(moves: Sequence[AnyMove], budget: int, gone: frozenset[int] = frozenset()) -> Flow:
-        """Of all moves of a transfer: what its ranks would find, each its own part.
+        """Compute the schedules of all ranks, and add them up.
+
+        Args:
+            moves: all moves of a transfer.
+            budget: bytes.
+            gone: ranks that send nothing.
 
         Raises:
-            ValueError: the budget is too small.
+            ValueError: the budget is too small for some rank.
         """
         ranks = {rank for move in moves for rank in move.members}
         schedules = {rank: Schedule.of(moves, rank, gone) for rank in sorted(ranks - gone)}
@@ -415,11 +479,11 @@ class Flow(NamedTuple):
         return Flow(sent, count, max([each.buffered(count) for each in schedules.values()]))
 
     def __add__(self, other: Flow) -> Flow:  # type: ignore[override]
-        """One after the other."""
+        """Return the flow of both, one after the other."""
         return Flow(self.sent + other.sent, self.exchanges + other.exchanges, max(self.staged, other.staged))
 
     def beside(self, other: Flow) -> Flow:
-        """At the same time, on other ranks."""
+        """Return the flow of both at the same time, on different ranks."""
         return Flow(self.sent + other.sent, max(self.exchanges, other.exchanges), max(self.staged, other.staged))
 
 

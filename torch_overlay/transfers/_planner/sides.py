@@ -1,4 +1,4 @@
-"""Sides: one tensor on one mesh, as ranks and boxes. A transfer has two, its source and its target.
+"""`Side`: one tensor on one mesh, as ranks and boxes. A move has two sides, its source and its target.
 
 Standard library only.
 """
@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 
     from ...distributed.tensor._planner.regions import Box, Regions
 
-Coordinate = tuple[int, ...]
+Coordinate = tuple[int, ...]  # of a rank in a mesh, one number for each axis
 
 
 class Ranks:
-    """The ranks of a mesh: which one stands at each coordinate. A value: equal ranks in equal order are one key.
+    """Which rank stands at each coordinate of a mesh, or of a slice of a mesh. Hashable, and compared by value.
 
-    Attributes:
-        ranges: for each axis, its coordinates that take part: all of them, or the one of a slice.
-        ranks: row-major over these.
+    Args:
+        ranks: row-major over the coordinates.
+        ranges: for each axis its coordinates: all of them, or the single one of a slice.
+
+    Raises:
+        ValueError: there are more or fewer ranks than coordinates, or a rank stands twice.
     """
 
     __slots__ = ("_hash", "_met", "_places", "_strides", "ranges", "ranks")
@@ -43,35 +46,40 @@ class Ranks:
 
     @staticmethod
     def of(ranks: Iterable[int], sizes: Iterable[int]) -> Ranks:
-        """A whole mesh of these sizes, its ranks row-major."""
+        """Return the ranks of a whole mesh.
+
+        Args:
+            ranks: row-major.
+            sizes: for each axis.
+        """
         return Ranks(ranks, map(range, sizes))
 
     def at(self, coordinate: Sequence[int]) -> int:
-        """The rank at a coordinate that takes part."""
+        """Return the rank at a coordinate."""
         place = 0
         for at, stride, coordinates in zip(coordinate, self._strides, self.ranges):
             place += (at - coordinates.start) * stride
         return self.ranks[place]
 
     def coordinate(self, rank: int) -> Coordinate | None:
-        """Where a rank stands; None if it takes no part."""
+        """Return the coordinate of a rank; None if the mesh doesn't have it."""
         place = self._places.get(rank)
         if place is None:
             return None
-        found = []
+        coordinate = []
         for stride, coordinates in zip(self._strides, self.ranges):
-            found.append(coordinates.start + place // stride % len(coordinates))
-        return tuple(found)
+            coordinate.append(coordinates.start + place // stride % len(coordinates))
+        return tuple(coordinate)
 
     def meets(self, other: Ranks) -> bool:
-        """Whether some rank is in both. Remembered, since a model has many tensors and few meshes."""
-        found = self._met.get(other)
-        if found is None:
-            found = self._met[other] = not self._places.keys().isdisjoint(other._places)
-        return found
+        """True if some rank is in both. Remembered, since a model has many tensors and few meshes."""
+        meets = self._met.get(other)
+        if meets is None:
+            meets = self._met[other] = not self._places.keys().isdisjoint(other._places)
+        return meets
 
     def same_set(self, other: Ranks) -> bool:
-        """Whether both have the same ranks, in whatever order."""
+        """True if both have the same ranks, in whatever order."""
         return self._places.keys() == other._places.keys()
 
     def __eq__(self, other: object) -> bool:
@@ -84,33 +92,34 @@ class Ranks:
 
 
 class Side(NamedTuple):
-    """Which rank holds which box of one tensor.
+    """Which rank of a mesh holds which box of one tensor.
 
-    The axes that cut the tensor say which box; ranks that differ on other axes only are replicas. A cell is a box with
-    the coordinate of its first replica.
+    A rank's box follows from its coordinates on the axes that shard the tensor. Ranks that differ only on other axes
+    hold the same box, and are replicas of one another. A cell is a box that some rank holds, named by the coordinate of
+    its first replica, which is at the start of every other axis.
     """
 
     regions: Regions
     ranks: Ranks
 
     def box(self, coordinate: Coordinate) -> Box:
-        """What the rank at a coordinate holds."""
+        """Return the box of the whole tensor that the rank at a coordinate holds."""
         return self.regions.box(coordinate)
 
     def cell(self, coordinate: Coordinate) -> Coordinate:
-        """The coordinate of the first replica that holds the same."""
+        """Return the cell of a coordinate: that of the first replica that holds the same box."""
         cut, ranges = self.regions.sharded, self.ranks.ranges
         return tuple([at if axis in cut else ranges[axis].start for axis, at in enumerate(coordinate)])
 
     def cells(self) -> Iterator[Coordinate]:
-        """The coordinates of all cells, those of empty boxes among them."""
+        """Return the coordinates of all cells, also those of empty boxes, as the last ranks of a short dim have."""
         cut = self.regions.sharded
         ranges = [r if axis in cut else r[:1] for axis, r in enumerate(self.ranks.ranges)]
         return itertools.product(*ranges)
 
     @property
     def replica_axes(self) -> tuple[int, ...]:
-        """The axes along which ranks hold the same."""
+        """The axes along which ranks are replicas: those of more than one rank that don't shard the tensor."""
         cut = self.regions.sharded
         return tuple([axis for axis, r in enumerate(self.ranks.ranges) if len(r) > 1 and axis not in cut])
 
@@ -120,7 +129,7 @@ class Side(NamedTuple):
         return math.prod([len(self.ranks.ranges[axis]) for axis in self.replica_axes])
 
     def replica(self, coordinate: Coordinate) -> int:
-        """The number of a rank among those that hold the same."""
+        """Return the number of the rank at a coordinate among the replicas of its cell, from 0."""
         number = 0
         for axis in self.replica_axes:
             coordinates = self.ranks.ranges[axis]
@@ -128,7 +137,11 @@ class Side(NamedTuple):
         return number
 
     def holder(self, cell: Coordinate, replica: int) -> int:
-        """The rank that is this replica of a cell."""
+        """Return the rank that is a replica of a cell.
+
+        Args:
+            replica: its number, as `replica` gives it.
+        """
         coordinate = list(cell)
         for axis in reversed(self.replica_axes):
             coordinates = self.ranks.ranges[axis]
@@ -137,16 +150,18 @@ class Side(NamedTuple):
         return self.ranks.at(coordinate)
 
     def holders(self, cell: Coordinate) -> list[int]:
-        """The ranks that hold a cell, by number of the replica."""
+        """Return the ranks that hold a cell, in the order of their replica numbers."""
         return [self.holder(cell, replica) for replica in range(self.replicas)]
 
     def lost(self, gone: frozenset[int]) -> bool:
-        """Whether some element is on ranks only that are gone."""
+        """True if all holders of some element are among the ranks that are gone."""
         cells = [cell for cell in self.cells() if gone.issuperset(self.holders(cell))]
         return any(self.box(cell).elements for cell in cells)
 
     def parts(self, box: Box) -> Iterator[tuple[Coordinate, Box]]:
-        """The cells that meet a box, row-major by where they lie, each with what it has of the box. Takes time in
-        proportion to their number."""
+        """Yield the cells that meet a box, row-major by where they lie, each with its part of the box.
+
+        Takes time in proportion to their number, not to that of all cells: a rank of 8,192 meets a few.
+        """
         for cell, part in self.regions.parts(box, self.ranks.ranges):
             yield tuple(cell), part
