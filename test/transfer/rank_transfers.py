@@ -22,7 +22,8 @@ from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE, from_host
 from torch_overlay.transfers import exchanges
 from torch_overlay.transfers._planner.schedule import Large
-from torch_overlay.transfers.exchanges import Buffers, Exchanges
+from torch_overlay.transfers.blocks import Buffers
+from torch_overlay.transfers.exchanges import Exchanges
 from torch_overlay.transfers.team import kept_group
 from transfer_twin import draw
 from twins_tensor import rows

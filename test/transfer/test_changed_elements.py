@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_overlay.transfers.blocks import BY_WIDTH
 from torch_overlay.transfers.changes import Form, changed, is_longer, pack, size_of
-from torch_overlay.transfers.exchanges import BY_WIDTH
 
 SHARES = 0, 0.0005, 0.003, 0.02, 0.1, 0.3, 1  # of the elements that change
 

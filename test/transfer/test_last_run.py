@@ -7,8 +7,8 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from torch_overlay.transfers._planner.memory import NOTHING_SHARED
+from torch_overlay.transfers.blocks import Block, in_groups
 from torch_overlay.transfers.bound_tensors import LastRun
-from torch_overlay.transfers.exchanges import Block, in_groups
 from torch_overlay.transfers.pieces import Plain
 
 

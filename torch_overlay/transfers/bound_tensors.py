@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..distributed.tensor._planner.regions import Box
     from ._planner.memory import Part
-    from .exchanges import Locals
+    from .blocks import Locals
     from .meeting import Place
     from .pieces import Given
     from .sharding import Sharding

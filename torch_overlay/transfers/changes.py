@@ -21,13 +21,15 @@ import torch.distributed as dist
 
 from ..distributed.tensor._runner.exchange import part
 from ._planner.schedule import aligned, loads_of
-from .exchanges import BY_WIDTH, Block, Copies, Exchanges, InFlight, Mail, runs_of, there
+from .blocks import BY_WIDTH, Block, Copies, present, runs_of
+from .exchanges import Exchanges, InFlight, Mail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ._planner.schedule import Item, Load, Stream
-    from .exchanges import Letter, Locals, Wires
+    from .blocks import Locals, Wires
+    from .exchanges import Letter
 
 WORD = 8  # bytes that are compared at once
 FEW = 8  # words, of which at most one differs where it is worth to look at those that do alone
@@ -250,7 +252,7 @@ def land(
             continue
         # Of several widths without an element the last one begins where the others do.
         first, its = values[bisect_right(begins, low) - 1]
-        target, wire = there(targets[place.block.tensor]), wires[place.block.tensor]
+        target, wire = present(targets[place.block.tensor]), wires[place.block.tensor]
         new = its[low - first : high - first]
         _flat(target, place.block)[_offsets(numbers[low:high] - place.first, place.block)] = (
             new if wire is None else new.view(wire).to(target.dtype)
@@ -567,7 +569,7 @@ def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[Copi
         for load in loads_of(item, at):
             loads.append(load)
             for tensor in load.tensors:
-                places.append(Place(first, Block.at(tensor, part(there(targets[tensor]), load.box))))
+                places.append(Place(first, Block.at(tensor, part(present(targets[tensor]), load.box))))
                 first += load.box.elements
         at += item.step * len(item.tensors)
     return Copies(runs_of(loads, targets, wires)), places

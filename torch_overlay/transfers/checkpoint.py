@@ -28,7 +28,8 @@ from .tensor_files import Entry
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from .exchanges import Exchanges, Locals
+    from .blocks import Locals
+    from .exchanges import Exchanges
     from .tensor_files import Files
     from .watch import Watch
 

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ._planner.piece_moves import End
+    from .blocks import Locals
     from .checkpoint import Rounds
     from .descriptions import Tensor
-    from .exchanges import Exchanges, Locals
+    from .exchanges import Exchanges
     from .sharding import Sharding
     from .watch import Watch
 

@@ -1,8 +1,8 @@
-"""How the ranks of a transfer come together and tell one another something; whoever is missing is named.
+"""`Meeting` and `Place`: ranks exchange values through a store, and an error names the ranks that didn't come.
 
-A `Meeting` goes by the group's store and not by a collective: a collective that lacks a rank only says that some time
-has passed. A `Place` is where processes of several torch.distributed worlds, or of none, meet and are numbered anew
-(`torch_overlay.meet`); what they say there is signed.
+A `Meeting` uses the store and no collective: a collective that lacks a rank says only that a timeout has passed. A
+`Place` is where processes of several torch.distributed worlds, or of none, meet and get new ranks
+(`torch_overlay.meet`). With a key, what they say there is signed.
 """
 
 from __future__ import annotations
@@ -37,15 +37,20 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
+# For each world, how many meetings the ranks of a group, or of a list, have held. It makes the name of their next one.
 _numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
 def living(ranks: Any, what: str, size: int | None = None) -> list[int]:
-    """Ranks as a user gives them, each of which there is, in the world or among so many.
+    """Check a list of ranks that a user gave, and return it.
+
+    Args:
+        what: the argument that it was, for errors.
+        size: how many ranks there are; None is the size of the world.
 
     Raises:
-        TypeError: what is given is no list of ranks; a rank outside of a group has no group to give.
-        ValueError: a rank can't exist, or stands there twice; nobody would ever come for it.
+        TypeError: it is no list of ranks. A rank outside of a group often gives GroupMember.NON_GROUP_MEMBER.
+        ValueError: a rank doesn't exist, or stands there twice. The others would wait for it until the timeout.
     """
     if not isinstance(ranks, Collection) or not all(isinstance(rank, int) for rank in ranks):
         who = f" that rank {dist.get_rank()} is in" if dist.is_initialized() else ""
@@ -53,8 +58,8 @@ def living(ranks: Any, what: str, size: int | None = None) -> list[int]:
     last = (dist.get_world_size() if size is None else size) - 1
     beyond = sorted({rank for rank in ranks if not 0 <= rank <= last})
     if beyond:
-        there = "This world" if size is None else "This place"
-        raise ValueError(f"{what} has ranks that can't exist: {beyond}. {there} has {of_ranks(range(last + 1))}.")
+        subject = "This world" if size is None else "This place"
+        raise ValueError(f"{what} has ranks that can't exist: {beyond}. {subject} has {of_ranks(range(last + 1))}.")
     twice = sorted([rank for rank, count in Counter(ranks).items() if count > 1])
     if twice:
         raise ValueError(f"{what} has rank {ranks_text(twice)} twice: {[*ranks]}.")
@@ -62,10 +67,15 @@ def living(ranks: Any, what: str, size: int | None = None) -> list[int]:
 
 
 def in_world(group: ProcessGroup | Sequence[int] | None, purpose: str) -> Meeting:
-    """The next meeting of a group, of these ranks of the world, or of all.
+    """Return the next meeting of some ranks of the world.
+
+    Args:
+        group: a process group, a list of ranks, or None for all ranks.
+        purpose: begins the errors, as "A Transfer".
 
     Raises:
-        TypeError, ValueError: see `living`; or this rank isn't one of them.
+        TypeError: as `living`.
+        ValueError: as `living`, or this rank isn't one of them.
     """
     world = distributed_c10d._get_default_group()
     if group is None or isinstance(group, ProcessGroup):
@@ -76,20 +86,23 @@ def in_world(group: ProcessGroup | Sequence[int] | None, purpose: str) -> Meetin
         name = hashlib.sha256(repr(ranks).encode()).hexdigest()
     if dist.get_rank() not in ranks:
         raise ValueError(f"{purpose} of {of_ranks(ranks)} can't be made by rank {dist.get_rank()}.")
-    held = _numbers.setdefault(world, Counter())
-    held[name] += 1
-    name = f"torch_overlay/{name}/{held[name]}"
+    counts = _numbers.setdefault(world, Counter())
+    counts[name] += 1
+    name = f"torch_overlay/{name}/{counts[name]}"
     return Meeting(name, ranks, dist.get_rank(), distributed_c10d._get_default_store(), timeout, purpose)
 
 
 class Meeting:
-    """One meeting of some ranks; they hold their meetings in the same order.
+    """One meeting of some ranks, in which each tells all others one value. Ranks hold their meetings in one order.
 
     Args:
-        name: of this meeting alone, the same on all ranks: what its keys in the store begin with.
+        name: of this meeting alone, the same on all ranks. Its keys in the store begin with it.
+        rank: this one.
         store: of all ranks.
-        seal: signs what is said; None where who reaches the store is trusted.
-        hint: what to do if a rank doesn't come.
+        timeout: how long a rank waits for the others.
+        purpose: begins the errors, as "A Transfer".
+        seal: signs what is said; None where every process that reaches the store is trusted.
+        hint: ends the error about a rank that doesn't come: what to do.
         keeper: the rank whose process has the store; None if nobody knows.
     """
 
@@ -112,12 +125,14 @@ class Meeting:
         )
 
     def say(self, what: Any) -> dict[int, Any]:
-        """What each rank says, by rank: what JSON takes, and reading it runs nothing. Equal things are stored once,
-        whoever says them, and are one object.
+        """Tell all ranks a value, and return the value of each rank, by rank. Collective.
+
+        Values are what JSON takes, so that reading one runs no code. Equal values are stored and read once, and are
+        returned as one object.
 
         Raises:
-            RuntimeError: a rank didn't come within the group's timeout, or this one came too late.
-            ValueError: what a rank said isn't signed with the key that this one has.
+            RuntimeError: a rank didn't come within the timeout, this one came too late, or the store is gone.
+            ValueError: what a rank said isn't signed with the key that this rank has.
         """
         try:
             return self._exchange(zlib.compress(json.dumps(what).encode()))
@@ -126,6 +141,10 @@ class Meeting:
             raise RuntimeError(f"{self.purpose}: {who} that keeps the store of these ranks left, or died.") from error
 
     def _exchange(self, said: bytes) -> dict[int, Any]:
+        """Do what `say` says, with the value as compressed JSON.
+
+        The value is stored under its hash. Under its own name a rank stores that hash, and its signature.
+        """
         key = hashlib.sha256(said).hexdigest()
         if not self.store.check([key]):
             self.store.set(key, said)
@@ -139,7 +158,11 @@ class Meeting:
         return {rank: known[key] for rank, key in keys.items()}
 
     def _signed(self, words: list[str]) -> list[str]:
-        """The keys under which ranks say something."""
+        """Check what ranks stored under their names. Returns the hashes of their values, in the order of `ranks`.
+
+        Raises:
+            ValueError: a signature is wrong, or is there where this rank has no key.
+        """
         if self._seal is None:
             signed = [rank for rank, word in zip(self.ranks, words) if " " in word]
             if signed:
@@ -161,29 +184,33 @@ class Meeting:
         return keys
 
     def _read(self, key: str) -> Any:
+        """Return the value with this hash. Raises ValueError if the stored bytes have another one."""
         said = self.store.get(key)
         if hashlib.sha256(said).hexdigest() != key:
             raise ValueError(f"{self.purpose}: somebody changed what a rank said.")
         return json.loads(zlib.decompress(said))
 
     def _words(self, names: list[str]) -> list[str]:
-        """What stands there, by one request where the store can."""
-        found = self.store.multi_get(names) if self.store.has_extended_api() else map(self.store.get, names)
-        return [word.decode() for word in found]
+        """Return what ranks stored under their names, by one request if the store can do that."""
+        words = self.store.multi_get(names) if self.store.has_extended_api() else map(self.store.get, names)
+        return [word.decode() for word in words]
 
     def _wait(self) -> None:
+        """Wait until all ranks have come. Raises RuntimeError, on all ranks, if some don't within the timeout."""
         missing: list[int] = []
         problem = None
         try:
             self.store.wait([f"rank {rank}" for rank in self.ranks], self.timeout)
         except RuntimeError as error:
             missing, problem = [rank for rank in self.ranks if not self.store.check([f"rank {rank}"])], error
-        # The first to know decides for all, or some would go on without the others.
+        # The first rank to write decides for all. A rank may come just after another one has given up: without this,
+        # it would go on, and the other would raise.
         missing = json.loads(self.store.compare_set("missing", "", json.dumps(missing)))
         if missing:
             raise RuntimeError(self._missing(missing)) from problem
 
     def _missing(self, ranks: list[int]) -> str:
+        """Write the error about ranks that didn't come."""
         limit = f"{self.timeout.total_seconds():g} s"
         return (
             f"{self.purpose} needs {of_ranks(self.ranks)}, and {of_ranks(ranks)} didn't come within {limit}. "
@@ -191,7 +218,7 @@ class Meeting:
         )
 
     def _clear(self, keys: list[str]) -> None:
-        """The last one to have read everything leaves nothing behind."""
+        """Delete the keys of this meeting, if this rank is the last one that has read everything."""
         if self.store.add("left", 1) == len(self.ranks):
             for key in (*keys, "missing", "left"):
                 self.store.delete_key(key)
@@ -199,46 +226,52 @@ class Meeting:
 
 logger = logging.getLogger(__name__)
 
-KEY = "TORCH_OVERLAY_MEET_KEY"
-AGAIN = 0.2  # seconds between two tries to come in
+KEY = "TORCH_OVERLAY_MEET_KEY"  # the environment variable that may have the key
+AGAIN = 0.2  # seconds between two tries to connect
 LEAVING = 5.0  # seconds that rank 0 waits for the others to leave
-_open: weakref.WeakSet[Place] = weakref.WeakSet()  # of this process
+_open: weakref.WeakSet[Place] = weakref.WeakSet()  # the places of this process that aren't closed
 _inherited: list[object] = []  # stores of the parent, which a forked child must neither use nor destroy
 
 
 class Seal:
-    """Signs what a rank says, so that who doesn't know the key can't say it, nor say again what was said elsewhere.
+    """Signs what a rank says with a key, so that a process without the key can't speak, nor repeat what it has heard.
 
     Args:
-        key: known to all ranks, and sent by none.
-        session: what all of them made up together for this meeting.
+        key: known to all ranks. It is never sent.
+        session: made of random numbers of all ranks, so that a signature of another session doesn't fit.
     """
 
     def __init__(self, key: bytes, session: str) -> None:
         self._key, self._session = key, session
 
     def within(self, meeting: str) -> Seal:
-        """For one meeting of this session."""
+        """Return the seal of one meeting of this session."""
         return Seal(self._key, f"{self._session} {meeting}")
 
     def of(self, *words: str) -> str:
-        """The signature of words."""
+        """Sign words. Returns the signature, in hexadecimal."""
         return hmac.new(self._key, "\0".join((self._session, *words)).encode(), hashlib.sha256).hexdigest()
 
     def fits(self, seal: str, *words: str) -> bool:
-        """Whether it is theirs."""
+        """True if `seal` is the signature of these words."""
         return hmac.compare_digest(seal, self.of(*words))
 
 
 class Place:
-    """What `torch_overlay.meet` gives: give it to a `Transfer` as `group`.
+    """A place where processes of several worlds have met, as `torch_overlay.meet` returns it. See there for arguments.
+
+    Give it to a `Transfer` as `group`.
 
     Attributes:
-        rank: of this process here.
-        size: how many there are.
-        timeout: how long its ranks wait for one another.
-        numbers: for each rank of this process's own world that met here, its rank here. Of the world that was there
-            then: a world that is opened later may have other ranks on the same processes.
+        rank: of this process at this place.
+        size: how many processes met.
+        timeout: how long ranks wait for one another, as a timedelta.
+        numbers: for each rank of this process's own world that met here, its rank at this place. They belong to the
+            world that existed then: one that is opened later may have other ranks on the same processes.
+
+    Raises:
+        ValueError: the address, the rank or the key is wrong, or doesn't fit those of other processes.
+        RuntimeError: a process didn't come within the timeout.
     """
 
     def __init__(self, address: str, rank: int, world_size: int, key: str | bytes | None, timeout: float) -> None:
@@ -250,13 +283,14 @@ class Place:
             raise ValueError(f"meet() needs a key that isn't empty, or none: by key=, or by {KEY}.")
         self.rank, self.size, self.timeout = rank, world_size, timedelta(seconds=timeout)
         self._common: Common | None = None
-        self._address, self._held, self._teams = address, Counter[str](), Counter[str]()
+        # How many meetings, and how many teams, each list of ranks has had. It makes the name of the next one.
+        self._address, self._meetings, self._teams = address, Counter[str](), Counter[str]()
         self._purpose = f"A meeting of {world_size} at {address}"
         self._store: Any = None
         self._server = self._listens_at = None
         if rank == 0:
             self._server, self._listens_at = _listening(host, port, self.timeout, self._purpose)
-            # By rank 0 alone: whoever came first with another size would decide for all.
+            # By rank 0 alone. If every process could set it, the first to come with a wrong size would decide.
             self._server.set("size", str(world_size))
         _open.add(self)
         nonce = secrets.token_hex(16)
@@ -268,34 +302,52 @@ class Place:
             if nonces[rank] != nonce:
                 raise ValueError(f"{self._purpose}: somebody else spoke as rank {rank}.")
             if key is not None:
-                # What all of them made up together, each anew, so that nothing said before fits.
+                # Of the random numbers of all ranks, so that nothing that was said before has a valid signature.
                 self._seal = Seal(key.encode() if isinstance(key, str) else key, str(sorted(nonces.items())))
             worlds = self.meeting(self._purpose).say(_world())
         except Exception:
             self.close()
             raise
-        token = worlds[rank][0]
-        here = [(own, other) for other, (its, own) in worlds.items() if its == token is not None]
-        self.numbers = dict(here)
+        own_token = worlds[rank][0]
+        self.numbers = {
+            world_rank: place_rank
+            for place_rank, (token, world_rank) in worlds.items()
+            if token == own_token is not None
+        }
 
     def meeting(self, purpose: str, ranks: Sequence[int] | None = None, hint: str = "") -> Meeting:
-        """The next meeting of these ranks, or of all. The hint says what to do if one doesn't come."""
+        """Return the next meeting of some ranks of this place.
+
+        Args:
+            purpose: begins the errors.
+            ranks: None is all ranks.
+            hint: ends the error about a rank that doesn't come.
+
+        Raises:
+            RuntimeError: the place is closed.
+        """
         if self._store is None:
             raise RuntimeError(f"The place at {self._address} is closed. Meet again.")
         some = sorted(range(self.size) if ranks is None else ranks)
         name = hashlib.sha256(repr(some).encode()).hexdigest()
-        self._held[name] += 1
+        self._meetings[name] += 1
         if purpose == self._purpose:
             hint = "Each process calls meet() with a rank of its own."
-        seal = None if self._seal is None else self._seal.within(f"{name}/{self._held[name]}")
-        name = f"meeting/{name}/{self._held[name]}"
+        seal = None if self._seal is None else self._seal.within(f"{name}/{self._meetings[name]}")
+        name = f"meeting/{name}/{self._meetings[name]}"
         return Meeting(name, some, self.rank, self._store, self.timeout, purpose, seal, hint, keeper=0)
 
     def team(self, ranks: Sequence[int], device: str) -> Team | None:
-        """These ranks with a group of their own; None on a rank outside. Collective over them.
+        """Make a group over some ranks of this place, and return this rank's team. Collective over them.
+
+        Args:
+            device: the device type of the tensors.
+
+        Returns:
+            The team; None on a rank outside.
 
         Raises:
-            ValueError: no backend of torch's own is for this type of device.
+            ValueError: the device type is neither "cpu" nor "cuda", or torch has no NCCL.
         """
         if self.rank not in ranks:
             return None
@@ -305,7 +357,11 @@ class Place:
         return Team(self.new_group(ranks, device, name), ranks, self.rank, torch.device(device), name)
 
     def new_group(self, ranks: Sequence[int], device: str, name: str) -> ProcessGroup:
-        """A group of these ranks by this name, for a type of device. Raises as `team`."""
+        """Make a process group over some ranks of this place, by gloo on the CPU and by NCCL on CUDA. Collective.
+
+        c10d's `new_group` makes groups of one world only. This makes the backend itself, as c10d does inside; so c10d
+        doesn't know the group. Raises as `team`.
+        """
         store = PrefixStore(name, self._store)
         own, size = [*ranks].index(self.rank), len(ranks)
         if device == "cpu":
@@ -329,16 +385,16 @@ class Place:
 
     @property
     def common(self) -> Common:
-        """What the transfers of this place have in common."""
+        """What all transfers of this place share on this rank; made in the first call."""
         if self._common is None:
             self._common = Common(self._store)
         return self._common
 
     def of_world(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Ranks of this process's own world, as they are numbered here.
+        """Return the ranks at this place of some ranks of this process's own world.
 
         Raises:
-            ValueError: some didn't meet here, or the world isn't the one that was there when this process met.
+            ValueError: some of them didn't meet here, or the world isn't the one in which this process met.
         """
         # Trainers that closed their world and opened it with ranks 0 and 1 swapped once sent each other's values: the
         # numbers of this place were those of the world before.
@@ -357,8 +413,8 @@ class Place:
         return tuple([self.numbers[rank] for rank in ranks])
 
     def close(self) -> None:
-        """Leave. Rank 0 ends the place for all, when they left or after a few seconds, and its port is free then. Again
-        does nothing."""
+        """Leave the place. Rank 0 waits up to LEAVING seconds for the others to leave, and then frees the port. A
+        second call does nothing."""
         _open.discard(self)
         store, self._store, self._common = self._store, None, None
         if store is None:
@@ -390,6 +446,8 @@ class Place:
 
 
 def _read(address: str) -> tuple[str, int]:
+    """Read an address like tcp://trainer-0:29600. Returns the host and the port; raises ValueError if it is no such
+    address."""
     parts = urlsplit(address)
     if parts.scheme != "tcp" or not parts.hostname or not parts.port or parts.path:
         raise ValueError(f"meet() needs an address where rank 0 listens, as tcp://trainer-0:29600; got {address!r}.")
@@ -397,7 +455,14 @@ def _read(address: str) -> tuple[str, int]:
 
 
 def _listening(host: str, port: int, timeout: timedelta, purpose: str) -> tuple[TCPStore, tuple[Any, ...]]:
-    """The store of a place, which lives as long as this, and the address to which its socket is bound."""
+    """Start the store of a place on rank 0.
+
+    Returns:
+        The store, whose server ends with the last reference to it, and the address to which its socket is bound.
+
+    Raises:
+        RuntimeError: the host name isn't known, or nothing can listen at this address.
+    """
     try:
         family, _, _, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -408,42 +473,52 @@ def _listening(host: str, port: int, timeout: timedelta, purpose: str) -> tuple[
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(at)  # torch's own would listen on each address of this machine
+        listening.bind(at)  # a socket of torch's own would listen on every address of this machine
         listening.listen()
         at = listening.getsockname()
     except OSError as error:
         listening.close()
         raise RuntimeError(f"{purpose}: rank 0 can't listen there: {error}. Is another place open there?") from error
-    # It closes the socket.
+    # From here on the store owns the socket, and closes it.
     return TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()), at
 
 
 def _unknown(host: str, error: socket.gaierror) -> str:
+    """Say that a host name can't be resolved, and why."""
     return f"the host name {host!r} can't be resolved here ({error.strerror})."
 
 
 def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TCPStore:
-    """The store of rank 0, which may come later, or be about to close the place that was here before.
+    """Connect to the store of rank 0, and claim this process's rank there. Tries again until the timeout.
+
+    Rank 0 may come later than this process. Or a place that was there before may be about to close.
+
+    Args:
+        place: the one to come into.
+        nonce: a random number by which this process knows its own claim.
+        purpose: begins the errors.
 
     Raises:
-        RuntimeError: rank 0 didn't come in time, or somebody else is there, or nobody knows the host.
-        ValueError: the place has another process of this rank, which stays, or another size.
+        RuntimeError: rank 0 didn't come in time, another program listens there, or the host name isn't known.
+        ValueError: another process has this rank and stays, or rank 0 gave another world_size.
     """
     until, limit = time.monotonic() + place.timeout.total_seconds(), f"{place.timeout.total_seconds():g} s"
     problem: Exception | None = None
     while True:
         try:
-            # By a plain socket first, since torch's waits aloud.
+            # By a plain socket first: torch's logs a warning for every try that fails.
             socket.create_connection((host, port), timeout=5 * AGAIN).close()
             store = _client(host, port, place.timeout, until)
             if store is None:
-                socket.create_connection((host, port), timeout=5 * AGAIN).close()  # or it left meanwhile
+                # If this fails, rank 0 has left in the meantime, and no stranger listens there.
+                socket.create_connection((host, port), timeout=5 * AGAIN).close()
                 raise _Stranger(f"{purpose}: who listens there didn't answer as rank 0 does, within {limit}.")
             if not store.check(["closed"]):
                 store.wait(["size"], timedelta(seconds=5 * AGAIN))
                 size = int(store.get("size"))
                 if size != place.size:
-                    # Not at once: a place that is about to be closed had another size, if the job grew.
+                    # Not raised at once: if the job was started again with more processes, this may be the old
+                    # place, which is about to be closed.
                     problem = ValueError(
                         f"{purpose}: others give world_size {size}. All give the same one. If theirs is a place of "
                         f"before, it closes first, and it didn't within {limit}."
@@ -458,7 +533,7 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
         except _Stranger:
             raise
         except socket.gaierror as error:
-            # Not at once: a cluster may learn the name when rank 0's host is up.
+            # Not raised at once: a cluster may learn the name when rank 0's host is up.
             if not isinstance(problem, _UnknownHost):
                 logger.warning("%s: %s Trying for %s.", purpose, _unknown(host, error), limit)
             problem = _UnknownHost(
@@ -476,23 +551,26 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
 
 
 class _UnknownHost(RuntimeError):
-    """The name of rank 0's host can't be resolved."""
+    """The host name of rank 0 can't be resolved."""
 
 
 def refuse_transfer(place: Place, why: str) -> None:
-    """Take part in making a `Transfer` over a place by saying that this rank can't: all others raise a ValueError with
-    these words at once, and wait for nobody. Collective over the place."""
+    """Tell the other ranks of a place, which make a `Transfer`, that this rank can't. Collective over the place.
+
+    All other ranks raise a ValueError with `why` at once. Otherwise they would wait for this rank until the timeout.
+    """
     from .descriptions import Description, as_data
 
     place.meeting("A Transfer").say(as_data(Description({}, {}, why)))
 
 
 class _Stranger(RuntimeError):
-    """Somebody listens at the address, and it isn't rank 0."""
+    """A process listens at the address that isn't rank 0."""
 
 
 def _client(host: str, port: int, timeout: timedelta, until: float) -> TCPStore | None:
-    """A store of who listens there; None if that doesn't answer: torch's own waits for it without a limit."""
+    """Connect to the store at an address. None if the process there doesn't answer by `until`, on the monotonic clock:
+    torch's constructor would wait for it without a limit."""
     try:
         return in_time(
             lambda: TCPStore(host, port, None, False, timeout, wait_for_workers=False),
@@ -503,7 +581,7 @@ def _client(host: str, port: int, timeout: timedelta, until: float) -> TCPStore 
 
 
 def _world() -> tuple[str | None, int]:
-    """A token that the ranks of a world share, and this rank in it; None in no world."""
+    """Return a random token that all ranks of this world share, and this rank in it; (None, -1) without a world."""
     if not dist.is_initialized():
         return None, -1
     store = distributed_c10d._get_default_store()
@@ -512,22 +590,27 @@ def _world() -> tuple[str | None, int]:
 
 
 def _default_group_itself() -> ProcessGroup | None:
+    """Return the default group of the present world; None if there is no world."""
     return distributed_c10d._get_default_group() if dist.is_initialized() else None
 
 
 def _default_group() -> weakref.ref[ProcessGroup] | None:
-    """The world of now, by its default group: another world has another one, also over the same store, whose token
-    stays."""
+    """Return a reference to the present world's default group; None if there is no world.
+
+    The group tells worlds apart: a world that is opened anew has another group, but may have the same store, and with
+    it the same token.
+    """
     group = _default_group_itself()
     return None if group is None else weakref.ref(group)
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: its parent's places are closed here, and open there.
+    """Close the places of the parent in a forked child, without closing them in the parent.
 
-    A child (a data loader's worker, say) has copies of all sockets. While it lives, its dead parent's port is taken,
-    and the others get no word that rank 0 died, since its connections stay open. Each such descriptor leads to nothing
-    from now on, and isn't closed: torch's objects still have its number, and would close whatever has it then.
+    A child (a data loader's worker, say) has copies of all sockets. While it lived, the port of a dead parent would
+    stay taken, and other ranks wouldn't notice that rank 0 died, since its connections would stay open. So each such
+    descriptor is led to /dev/null. It isn't closed: torch's objects still have its number, and would later close
+    whatever file got that number.
     """
     for place in list(_open):
         _open.discard(place)
@@ -538,23 +621,23 @@ def _leave_to_parent() -> None:
 
 
 def _disconnect(at: tuple[Any, ...]) -> None:
-    """Lead each descriptor of a socket that is bound or connected to this address to nothing."""
+    """Lead each descriptor of a socket that is bound or connected to this address to /dev/null."""
     try:
-        numbers = [int(name) for name in os.listdir("/dev/fd")]
-        nothing = os.open(os.devnull, os.O_RDWR)
+        descriptors = [int(name) for name in os.listdir("/dev/fd")]
+        null = os.open(os.devnull, os.O_RDWR)
     except OSError:
-        return  # no such folder here: as it was
-    for number in numbers:
+        return  # a system without /dev/fd: the sockets stay as they are
+    for descriptor in descriptors:
         try:
-            with socket.socket(fileno=os.dup(number)) as one:
-                ends = [one.getsockname()]
-                if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    ends.append(one.getpeername())
+            with socket.socket(fileno=os.dup(descriptor)) as copied:
+                ends = [copied.getsockname()]
+                if not copied.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    ends.append(copied.getpeername())
         except OSError:
             continue  # no socket, or one that isn't connected
         if any(isinstance(end, tuple) and end[:2] == at[:2] for end in ends):
-            os.dup2(nothing, number, inheritable=False)
-    os.close(nothing)
+            os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
 
 
 if hasattr(os, "register_at_fork"):

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ..distributed.tensor._planner.regions import Box
+    from .blocks import Locals
     from .bound_tensors import BoundTensor
     from .checkpoint import Contents
     from .descriptions import Tensor
-    from .exchanges import Locals
     from .meeting import Meeting
     from .team import Team
     from .tensor_moves import TensorMove

@@ -22,10 +22,11 @@ from ..distributed._torch import span
 from ..show.words import counted
 from ._planner.memory import NOTHING_SHARED, Shared
 from .agreement import Options, agree
+from .blocks import Buffers
 from .bound_tensors import LastRun, bind_side, copies, locals_of, rebind_side, shared_memory
 from .changes import ChangesOnly
 from .descriptions import SIDES, shared_targets
-from .exchanges import Buffers, Torn
+from .exchanges import Torn
 from .hops import Relayed
 from .pieces import own_tensors
 from .replicas import check_tied_entries, check_tied_targets, replica_problems_now
@@ -41,9 +42,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ._planner.schedule import Flow
+    from .blocks import Locals
     from .bound_tensors import BoundTensor
     from .descriptions import Tensor
-    from .exchanges import Locals, Traffic
+    from .exchanges import Traffic
     from .meeting import Meeting, Place
     from .runs import Job
     from .team import Team

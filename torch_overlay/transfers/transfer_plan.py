@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ._planner.memory import Shared
     from .agreement import Agreement
+    from .blocks import Buffers, Locals
     from .checkpoint import Contents
-    from .exchanges import Buffers, Locals
     from .transfer_group import TransferGroup
 
 

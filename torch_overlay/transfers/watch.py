@@ -1,16 +1,16 @@
-"""Nobody hangs in silence: which ranks a transfer waits for, how long, and what everybody is told after a failure.
+"""`Watch`: ends waits that take too long, and finds out which rank is missing, so that no transfer hangs in silence.
 
-Start at `Watch`. Each rank has one for each of its transfers. It knows in which run and step the rank is, and whether
-the rank waits for others there. Two threads look after all watches of a process, and launch nothing:
+Each rank has a watch for each of its transfers. It knows in which run and step the rank is, and whether the rank waits
+for others there. Two threads look after all watches of a process, and launch nothing on a device:
 
 - the clock ends a wait that takes longer than the timeout, by closing the connections of that transfer;
-- the listener asks the store once a second whether another rank raised an alarm. Then it answers with the step that
-  this rank is in, and closes the connections, too.
+- the listener asks the store once a second whether another rank has failed. If so, it answers with the step in which
+  this rank is, and closes the connections, too.
 
-The thread whose wait ended this way calls `Watch.settle`. It raises the alarm, if nobody did before, waits a few
-seconds for the answers, and finds out who is missing. The first rank to know writes it into the store, so that all
-ranks raise the same error. A rank whose process was killed or stopped doesn't answer. One that is merely busy, or
-hasn't come yet, does, since its listener runs beside it.
+The thread whose wait ended this way calls `Watch.settle`. It writes the failure into the store, if no rank did before,
+waits a few seconds for the answers of all ranks, and finds out who is missing. The first rank to know writes that into
+the store, too, so that all ranks raise the same error. A rank whose process was killed or stopped doesn't answer. One
+that is busy, or hasn't come yet, does, since its listener runs beside its program.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ logger = logging.getLogger(__name__)
 TICK = 0.25  # seconds between two looks of the clock
 LISTEN = 1.0  # seconds between two questions of the listener to the store
 ASK = 0.05  # seconds between two questions of a rank that waits for answers
-ANSWER = 3.5  # seconds in which ranks answer an alarm; more than LISTEN
+ANSWER = 3.5  # seconds in which ranks answer a call; more than LISTEN
 STORE = 5.0  # seconds more in which the store has to answer
-ASKED_AFTER = 2.0  # seconds of waiting after which `status()` asks the store who is waited for
-CONNECT = timedelta(seconds=10)  # the least that ranks have for connecting, however short a wait in a run may be
-OVER = 1 << 30  # the step of a rank whose run is over
+ASKED_AFTER = 2.0  # seconds of waiting after which `status()` asks the store which ranks are missing
+CONNECT = timedelta(seconds=10)  # the least time that ranks get to connect, however short the timeout of a run is
+OVER = 1 << 30  # the step of a rank whose run is over: greater than that of any other rank
 
 
 def ask_aside(ask: Callable[[], Any]) -> Future[Any]:
-    """What a store answers, asked on a thread of its own.
+    """Call `ask`, which asks a store something, on a thread of its own. Returns its future result.
 
-    A store whose process died waits for an answer without a limit where its connections stay open: as they do while a
-    child that it forked lives, or where its host lost its power. So the thread is left behind if nobody waits longer.
+    A store waits without a limit for the answer of a process that died while its connections stay open: as they do
+    while a child that it forked lives, or when its host lost power. The thread is a daemon, and is left behind then.
     """
     answer: Future[Any] = Future()
 
@@ -64,10 +64,10 @@ def ask_aside(ask: Callable[[], Any]) -> Future[Any]:
 
 
 def in_time(ask: Callable[[], Any], seconds: float) -> Any:
-    """The same, waited for.
+    """Call `ask` on a thread of its own, and wait for its result for at most `seconds`.
 
     Raises:
-        FutureTimeout: it didn't answer in time; or what `ask` raises.
+        FutureTimeout: it didn't return in time. Or whatever `ask` raises.
     """
     return ask_aside(ask).result(seconds)
 
@@ -76,11 +76,11 @@ class Position(NamedTuple):
     """Where a rank is in its runs.
 
     Attributes:
-        run: from 1; 0 is the making of the transfer.
-        step: how many steps of the run it has begun, the same number on all ranks for the same step; OVER after it.
-        waits: whether it waits for other ranks there.
+        run: the number of the run, from 1; 0 while the transfer is made.
+        step: how many steps of the run it has begun; OVER after the run. The same step has one number on all ranks.
+        waits: True if it waits for other ranks in this step.
         text: the step in words.
-        seconds: for how long it has been there.
+        seconds: for how long it has been in this step.
     """
 
     run: int
@@ -94,10 +94,11 @@ class Failure(NamedTuple):
     """The failure of a transfer, as all ranks know it.
 
     Attributes:
-        rank: the first one that noticed.
-        run, text: its run and step then.
-        why: the error, if it was that rank's own and nobody is missing for it.
-        is_timeout: whether that rank waited for longer than the timeout; else a connection broke.
+        rank: the first one that noticed it.
+        run: in which that rank was then.
+        text: the step in which it was, in words.
+        why: its error, if the rank itself failed; empty if it waited for others.
+        is_timeout: True if the rank waited for longer than the timeout; False if a connection broke.
     """
 
     rank: int
@@ -108,14 +109,16 @@ class Failure(NamedTuple):
 
 
 class Watch:
-    """One transfer on one rank.
+    """The watch of one transfer on one rank.
 
     Args:
-        store: for this transfer alone, the same on all ranks. Threads share it, so that no request waits in it.
+        ranks: those of the transfer.
+        rank: this one.
+        store: of all ranks; its keys belong to this transfer alone. All threads use it, so no request may wait in it.
         timeout: how long the rank waits for others in one step.
         keeper: the rank whose process has the store; None if nobody knows.
-        close_connections: ends all waits in the transfer's groups; called once, by any thread.
-        count_failure: called before others hear of a failure of this rank.
+        close_connections: ends all waits in the transfer's groups with an error. Called once, by any thread.
+        count_failure: called before other ranks hear of a failure of this rank.
     """
 
     def __init__(
@@ -131,13 +134,14 @@ class Watch:
         self.ranks, self.rank, self.timeout, self._keeper = tuple(ranks), rank, timeout, keeper
         self._store = store
         self._close_connections, self._count_failure = close_connections, count_failure
-        self._at = Position(0, 0, False, "making"), time.monotonic()  # replaced as a whole, since threads read it
-        self._heard = 0  # alarms and questions that this rank has answered
-        self._can_listen = True  # whether the store is there
+        # The position and when it was entered. Replaced as a whole, since other threads read it without a lock.
+        self._at = Position(0, 0, False, "making"), time.monotonic()
+        self._heard = 0  # calls of other ranks that this one has answered
+        self._can_listen = True  # whether the store still answers
         self._lock = threading.Lock()
         self.is_cut = False  # whether the connections are closed, or are being closed
         self._is_late = False  # whether the clock closed them
-        self.said: str | None = None  # how it failed, once it has
+        self.said: str | None = None  # how the transfer failed, in words, once it has
         _threads.add(self)
 
     @property
@@ -147,7 +151,11 @@ class Watch:
         return position._replace(seconds=time.monotonic() - since)
 
     def begin(self, text: str, waits: bool = False) -> None:
-        """The next run, and its first step.
+        """Note that this rank begins its next run.
+
+        Args:
+            text: the first step, in words.
+            waits: True if the rank waits for other ranks in it.
 
         Raises:
             RuntimeError: the transfer failed before, here or on another rank.
@@ -162,10 +170,10 @@ class Watch:
         self._at = Position(self._at[0].run + 1, 1, waits, text), time.monotonic()
 
     def enter(self, text: str, waits: bool = False) -> None:
-        """The next step of the run.
+        """Note that this rank begins the next step of its run. See `begin` for the arguments.
 
         Raises:
-            RuntimeError: another rank failed, or the timeout is over.
+            RuntimeError: the connections are closed, since another rank failed or the timeout is over.
         """
         if self.is_cut:
             raise RuntimeError("the connections of this Transfer were closed")
@@ -173,20 +181,24 @@ class Watch:
         self._at = Position(position.run, position.step + 1, waits, text), time.monotonic()
 
     def came(self) -> None:
-        """The other ranks have come for whom this step waited: what fails from now on is this rank's own fault."""
+        """Note that all ranks have come for which this step waited. What fails from now on is this rank's own fault."""
         position, since = self._at
-        if not self.is_cut:  # an aborted exchange of NCCL's returns as if it had ended
+        # When NCCL aborts an exchange, its wait returns as if the exchange had ended.
+        if not self.is_cut:
             self._at = position._replace(waits=False), since
 
     def end(self) -> None:
-        """The run is over."""
+        """Note that this rank's run is over."""
         self._at = Position(self._at[0].run, OVER, False, "not in a run"), time.monotonic()
 
     def settle(self, error: BaseException, is_own: bool) -> str:
-        """After an error in a run: tell the others, find out with them who is missing, and return it in words.
+        """Tell the other ranks of an error in a run, and find out with them who is missing. Takes up to ANSWER seconds.
 
         Args:
-            is_own: whether it is a fault of this rank, and not of one that it waited for.
+            is_own: True if this rank failed, False if it waited for others.
+
+        Returns:
+            What to raise on all ranks, in words: the run, the step, and the missing ranks or the error.
         """
         position = self.position
         failure = Failure(
@@ -196,7 +208,11 @@ class Watch:
         return self.said
 
     def _learn(self, own: Failure | None) -> str:
-        """What all ranks say of the failure; if the store doesn't answer, what this rank knows."""
+        """Find out how the transfer failed, in words. If the store doesn't answer, say what this rank alone knows.
+
+        Args:
+            own: the failure of this rank; None if another rank's failure closed the connections.
+        """
         try:
             return self._explain(in_time(lambda: self._find_missing(own), ANSWER + STORE))
         except (FutureTimeout, RuntimeError):
@@ -208,7 +224,15 @@ class Watch:
         return f"run {self.position.run}, {self.position.text}: {who}."
 
     def _find_missing(self, own: Failure | None) -> dict[str, Any]:
-        """The failure that all ranks take for the first, and who is missing for it."""
+        """Agree with all ranks on which failure was the first, and on who is missing.
+
+        Args:
+            own: as of `_learn`.
+
+        Returns:
+            Under "failure" the first one; under "missing" pairs of a rank and what it does in words, None for a rank
+            that doesn't answer. `compare_set` makes the first rank to write decide for all.
+        """
         store = self._store
         if own is not None:
             self._count_failure()
@@ -230,10 +254,18 @@ class Watch:
         return {"failure": failure, "missing": missing}
 
     def _missing(self, failure: Failure, answers: dict[int, Position]) -> list[list[Any]]:
-        """Ranks that others wait for, each with what it does; None of one that doesn't answer."""
+        """Find the ranks for which others wait.
+
+        Args:
+            answers: where the ranks are that answered.
+
+        Returns:
+            Pairs of a rank and what it does in words; None for a rank that doesn't answer.
+        """
         absent = [[rank, None] for rank in self.ranks if rank not in answers]
         if absent and not failure.is_timeout:
-            return absent  # whose connection broke; who hasn't come yet may be on its way
+            # A connection broke, so a process died. Ranks that haven't come yet may just be on their way.
+            return absent
         waiting = [(at.run, at.step) for at in answers.values() if at.waits]
         furthest = max(waiting, default=(failure.run, 1))
         late = {rank: at for rank, at in answers.items() if (at.run, at.step) < furthest}
@@ -248,6 +280,7 @@ class Watch:
         return sorted(absent + [[rank, f"{at.text}, for {at.seconds:.0f} s"] for rank, at in behind.items()])
 
     def _explain(self, found: dict[str, Any]) -> str:
+        """Write what `_find_missing` returned as a sentence for an error."""
         failure: Failure = found["failure"]
         where = f"run {failure.run}, {failure.text}" if failure.run else "making it"
         if failure.why:
@@ -265,7 +298,7 @@ class Watch:
         return f"{where}{late}: {'; '.join(said)}."
 
     def cut(self) -> None:
-        """Close the connections, once."""
+        """Close the connections of the transfer. A second call does nothing."""
         with self._lock:
             if self.is_cut:
                 return
@@ -276,7 +309,7 @@ class Watch:
             logger.debug("closing the connections of a Transfer failed", exc_info=True)
 
     def look_at_clock(self) -> None:
-        """End a wait that takes longer than the timeout. Called by the clock."""
+        """Close the connections if this rank waits for longer than the timeout. Called by the clock."""
         position = self.position
         limit = self.timeout if position.run else max(self.timeout, CONNECT)
         if position.waits and position.seconds > limit.total_seconds() and not self.is_cut:
@@ -284,8 +317,12 @@ class Watch:
             self.cut()
 
     def listen(self) -> None:
-        """Answer other ranks' alarms and questions. Called by the listener, until the store is gone: its ranks find
-        out then when they fail."""
+        """Answer the calls of other ranks, and close the connections if one of them failed. Called by the listener.
+
+        Raises:
+            RuntimeError: the store doesn't answer any more. Later calls do nothing; a rank that waits finds out by its
+                own timeout.
+        """
         try:
             while self._can_listen and self._store.check([f"call {self._heard + 1}"]):
                 self._heard += 1
@@ -298,10 +335,12 @@ class Watch:
             raise
 
     def _answer(self, number: int, position: Position) -> None:
+        """Answer a call with the position of this rank."""
         self._store.set(f"answer {number} {self.rank}", json.dumps(position))
 
     def _answers(self, number: int, seconds: float) -> dict[int, Position]:
-        """Where ranks are that answer this call within these seconds, or were when they closed the transfer."""
+        """Wait up to `seconds` for answers to a call. Returns the positions of the ranks that answered; for a rank that
+        has closed the transfer, the position in which it did."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self._store.check([f"answer {number} {rank}" for rank in self.ranks]):
             time.sleep(ASK)
@@ -313,7 +352,7 @@ class Watch:
         return found
 
     def waited_for(self) -> list[int]:
-        """The ranks that this one waits for now, asked of the store; takes up to ANSWER seconds."""
+        """Ask all ranks where they are. Returns those for which this rank waits. Takes up to ANSWER seconds."""
         store, position = self._store, self.position
         number = store.add("calls", 1)
         store.set(f"call {number}", "question")
@@ -322,7 +361,7 @@ class Watch:
         return [rank for rank, _ in self._missing(failure, self._answers(number, 2 * LISTEN))]
 
     def close(self) -> None:
-        """Answer no more. Those who still run learn from the store how far this rank came."""
+        """Stop watching. The other ranks find in the store how far this rank came."""
         _threads.discard(self)
         try:
             in_time(self._leave, 2 * LISTEN)
@@ -330,18 +369,19 @@ class Watch:
             pass  # the store is gone, or the interpreter ends: the others see that this rank doesn't answer
 
     def _leave(self) -> None:
+        """Write this rank's position into the store. The last rank to leave deletes all keys of the transfer."""
         store = self._store
         store.set(f"closed {self.rank}", json.dumps(self.position))
         if store.add("closed", 1) < len(self.ranks):
             return
-        calls = range(1, store.add("calls", 0) + 1)  # the last one leaves nothing behind
+        calls = range(1, store.add("calls", 0) + 1)
         keys = [f"closed {rank}" for rank in self.ranks] + [f"call {n}" for n in calls] + ["failure", "missing"]
         for key in (*keys, *[f"answer {n} {rank}" for n in calls for rank in self.ranks], "calls", "closed"):
             store.delete_key(key)
 
 
 class _Threads:
-    """The clock and the listener of this process. They start with its first watch, and end after its last one."""
+    """The clock and the listener of this process. They start with the first watch, and end after the last one."""
 
     def __init__(self) -> None:
         self.watches: WeakSet[Watch] = WeakSet()
@@ -350,6 +390,7 @@ class _Threads:
         self._ended = threading.Event()
 
     def add(self, watch: Watch) -> None:
+        """Look after a watch from now on. Starts the threads if they don't run."""
         with self._lock:
             self.watches.add(watch)
             if not self._threads:
@@ -366,17 +407,20 @@ class _Threads:
                     thread.start()
 
     def discard(self, watch: Watch) -> None:
+        """Look after a watch no more. Ends the threads if it was the last one."""
         with self._lock:
             self.watches.discard(watch)
             if not self.watches:
                 self._stop()
 
     def _stop(self) -> None:
+        """Let the threads end within their next interval."""
         self._ended.set()
         self._threads = []
 
     def end(self) -> None:
-        """At the end of the interpreter: a thread that wakes up while it is torn down would end the process."""
+        """End the threads, and wait for them. Called at the end of the interpreter: a thread that woke up while it is
+        torn down would end the process."""
         threads = self._threads
         with self._lock:
             self._stop()
@@ -384,11 +428,12 @@ class _Threads:
             thread.join(LISTEN)
 
     def forget(self) -> None:
-        """Start with no threads and no watches. Called in a forked child: the parent's threads don't run there, and its
-        lock may be held by one of them."""
+        """Drop all threads and watches. Called in a forked child, in which the parent's threads don't run; one of them
+        may have held the lock when the process was forked."""
         self.__init__()  # type: ignore[misc]
 
     def _loop(self, look: Callable[[Watch], None], seconds: float, ended: threading.Event) -> None:
+        """Call `look` for each watch every `seconds`, until `ended` is set or no watch is left. Runs on a thread."""
         while not ended.wait(seconds):
             with self._lock:
                 watches = [*self.watches]
@@ -397,7 +442,7 @@ class _Threads:
                     look(watch)
                 except Exception:
                     logger.debug("looking after a Transfer failed", exc_info=True)
-            del watches
+            del watches  # or this thread would keep them alive until its next look
             if not self.watches:
                 with self._lock:
                     if not self.watches and self._ended is ended:
@@ -410,26 +455,31 @@ if hasattr(os, "register_at_fork"):
 
 
 def end_threads() -> None:
-    """End the threads of this process, at its end."""
+    """End the clock and the listener. Called at the end of the process."""
     _threads.end()
 
 
 def under_way() -> tuple[str, ...]:
-    """Each transfer of this process that is in a run, in words: the run, the step, and the ranks that it waits for.
+    """Describe each transfer of this process that is in a run: the run, the step, and the ranks for which it waits.
 
-    Takes a few seconds where one has waited for some time, since it asks the others then.
+    Takes a few seconds if one has waited for longer than ASKED_AFTER, since it then asks the other ranks.
     """
-    found = []
+    transfers = []
     for watch in sorted(_threads.watches, key=lambda watch: watch.ranks):
         position = watch.position
         if position.step in (0, OVER) or watch.said is not None:
             continue
         is_long = position.waits and position.seconds > ASKED_AFTER
-        found.append((watch.ranks, position, ask_aside(watch.waited_for) if is_long else None))
-    return tuple([_in_words(*each) for each in found])
+        transfers.append((watch.ranks, position, ask_aside(watch.waited_for) if is_long else None))
+    return tuple([_in_words(*transfer) for transfer in transfers])
 
 
 def _in_words(ranks: Sequence[int], position: Position, asked: Future[list[int]] | None) -> str:
+    """Describe a transfer that is in a run.
+
+    Args:
+        asked: the ranks for which it waits, once they are known; None if nobody asked.
+    """
     run = f"run {position.run}" if position.run else "making it"
     said = f"Transfer over {of_ranks(ranks)}: {run}, {position.text}, for {position.seconds:.0f} s"
     if asked is None:
