@@ -27,7 +27,7 @@ from ..distributed.tensor._runner.specs import read_cuts
 from ..overlay import is_enabled, options
 from ..transfer import Transfer
 from ..transfers._planner.schedule import NOTHING, Flow
-from ..transfers.mesh_moves import batches, made_like, moves_across, moves_along, ranks_along, read_change
+from ..transfers.mesh_moves import batches, dtensor_like, moves_across, moves_along, ranks_along, read_change
 from ..transfers.redistribution import is_pending, reduced_placements
 from ..transfers.sharding import Meshes
 from ..transfers.trees import leaves, target_placements
@@ -219,7 +219,7 @@ def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: 
     if not tensors:
         return NOTHING
     # Pending tensors are reduced before they move, so count them with the placements that they have then.
-    reduced = [made_like(t, t._local_tensor, t.device_mesh, reduced_placements(t)) for t in tensors]
+    reduced = [dtensor_like(t, t._local_tensor, t.device_mesh, reduced_placements(t)) for t in tensors]
     return Flow.of(moves_across(reduced, targets, Meshes()), budget)
 
 

@@ -18,7 +18,7 @@ from ..distributed._mesh.text import of_ranks
 from .comparison import agreed, by_sentence, check_ranks, contents_of, raise_if_any
 from .descriptions import SIDES, all_from_data, as_data, describe
 from .hops import Hop, hops_of, relays_of
-from .meeting import Place, living
+from .meeting import Place, checked_ranks
 from .pieces import Pieces, digest
 from .planner_ranks import (
     Verdict,
@@ -146,7 +146,7 @@ def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meetin
         RuntimeError: a rank didn't come within the timeout, or left meanwhile. Names it.
     """
     place = options.group if isinstance(options.group, Place) else None
-    gone = frozenset(living(options.gone, "gone", None if place is None else place.size))
+    gone = frozenset(checked_ranks(options.gone, "gone", None if place is None else place.size))
     meeting = meeting_of(options.group, gone)
     meeting.timeout = options.timeout or meeting.timeout
     # A relay is planned from the pieces of all ranks.
@@ -167,6 +167,7 @@ def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meetin
         if is_listed:
             tensors, left_out = agreed(descriptions, gone, options.strict)
     except ValueError as error:
+        # The traceback of reading this rank's own trees says more than the text that all ranks have.
         raise error from own.error
     # Ranks without a part in the Transfer give no budget.
     budget = min(d.budget for d in descriptions.values() if d.budget is not None)
@@ -284,6 +285,7 @@ def _ask_planners(
     moves = moves_of(beside.tensors, gone, {})
     # Of a tensor whose target is in pieces, a rank knows the move only if it has a part.
     multi_mesh = frozenset([name for name, sharding in beside.shardings[0].items() if sharding.meshes > 1])
+    # This rank has no tensors. It only hears what the planners say to all.
     if answers is None:
         return beside.tensors, beside.left_out, moves, _Planned(verdict, array("q"), beside.tensors, multi_mesh)
     pieces = [in_pieces(shardings) for shardings in (own.description.source, own.description.target)]
@@ -322,6 +324,7 @@ def _ask_in_time(
     if len(members) == 1:
         return ask_planners(team, own.description, others, gone, options.strict, read, lambda text, waits: None)
     place = options.group if isinstance(options.group, Place) else None
+    # If the watch ends a wait while the control group is being made, it closes the connections of the latest team.
     common, teams = common_of(place), [team]
     store = dist.PrefixStore(f"{meeting.name}/pieces", common.store)
     watch = Watch(

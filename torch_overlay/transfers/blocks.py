@@ -341,8 +341,8 @@ def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run | 
         widths = [wires[tensor] or present(locals_[tensor]).dtype for tensor in load.tensors]
         if load.parts > 1:
             blocks, at = Spread.blocks_of(load, locals_), 0
-            for width, some in itertools.groupby(widths):
-                numbers = range(at, at + len([*some]))
+            for width, same in itertools.groupby(widths):
+                numbers = range(at, at + len([*same]))
                 of_width = spread.setdefault(width, Spread(width, [], []))
                 of_width.blocks += blocks[numbers.start : numbers.stop]
                 of_width.places.append(Spread.place(load, numbers, width))

@@ -188,7 +188,7 @@ class BoundTensor:
         storage = local.untyped_storage()
         size = storage.nbytes()
         if size < self._needed:
-            # FSDP resizes the storage of a gathered parameter to 0. The address stays, and reading there is a crash.
+            # FSDP frees a gathered parameter by resizing its storage to 0. The tensor keeps its shape, without memory.
             freed = "" if size else " (FSDP frees parameters that it gathered: take them after reshard())"
             return f"needs {self._needed} bytes of storage, and has {size}{freed}"
         base = local._base if self._spec is None and storage._cdata == self._storage else None

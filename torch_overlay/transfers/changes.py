@@ -1,13 +1,13 @@
-"""Only what changed: messages of a transfer as the positions and the values of elements whose bits differ.
+"""Send only the elements whose bits have changed, as positions and values. Start at `ChangesOnly`.
 
-A sender keeps the bytes of each message as they were sent last. In the next run it compares, and sends the elements
-that differ, unless the whole message is shorter. Messages to several ranks that carry the same elements are kept and
-compared once. Sender and receiver know what is in a message from the schedule: `Form` is that, and the two ends never
-describe it to one another. A large piece that goes directly from tensor to tensor (`Mail`) is a message of its own: it
-is compared where it lies, and nothing of it is packed unless it changed in part.
+A sender keeps the bytes of each message as it sent them last. In the next run it compares, and sends the elements that
+differ, unless the whole message is shorter. Messages to several ranks that carry the same elements are kept and
+compared once. Both ends know from the schedule which elements are in a message (`Form`), and tell each other only how
+many of them changed. A large piece that goes directly from tensor to tensor (`Mail`) is a message of its own: it is
+compared where it lies, and nothing of it is packed unless a part of it changed.
 
-A message of changes is laid out as: positions, of 2 or 4 bytes each, filled up to ALIGNED bytes; then the values, in
-the same order; filled up again. A position is the number of an element in the whole message.
+A message of changes has the positions, of 2 or 4 bytes each, filled up to ALIGNED bytes; then the values in the same
+order; filled up again. A position is the number of an element in the whole message.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ if TYPE_CHECKING:
     from .exchanges import Letter
 
 WORD = 8  # bytes that are compared at once
-FEW = 8  # words, of which at most one differs where it is worth to look at those that do alone
-WHOLE = -1  # in place of how many elements of a message changed
-SHORT = 1 << 16  # elements of a message whose positions take 2 bytes
-SAMPLED = 1024  # elements of a message that are looked at first
-SURE = 1.1  # times the length at which a message of changes is no shorter: a sample's share is that near
+FEW = 8  # if at most one word in so many differs, the words that differ are picked out and looked at alone
+WHOLE = -1  # stands in place of the number of changed elements for a message that is sent whole
+SHORT = 1 << 16  # positions in a message of at most so many elements take 2 bytes, else 4
+SAMPLED = 1024  # about so many elements of a message are looked at first
+# A sample must show that changes would be so many times as long as the whole: its share is only near the true one.
+SURE = 1.1
 
 
 class Form(NamedTuple):
-    """What a message carries: elements of one width after those of another, the widest first, without gaps.
+    """How the elements of a message lie in it: those of one width after those of another, the widest first, without
+    gaps.
 
     Attributes:
-        widths: in bytes.
-        ends: for each width, how many elements of the message come before the next width.
+        widths: of the elements, in bytes, descending.
+        ends: for each width, the number of the element after its last one. Elements are numbered through the message.
     """
 
     widths: tuple[int, ...]
@@ -52,7 +54,7 @@ class Form(NamedTuple):
 
     @staticmethod
     def of(items: Iterable[Item]) -> Form:
-        """The form of a message with these items."""
+        """Return the form of a message with these items, which are sorted by width."""
         widths: list[int] = []
         ends: list[int] = []
         for item in items:
@@ -64,27 +66,28 @@ class Form(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Of all widths."""
+        """How many elements the message has."""
         return self.ends[-1] if self.ends else 0
 
     @property
     def size(self) -> int:
-        """Bytes of the whole message, with what fills it up."""
+        """Bytes of the whole message, filled up to ALIGNED."""
         return aligned(sum([width * (end - begin) for width, begin, end in self.parts]))
 
     @property
     def parts(self) -> list[tuple[int, int, int]]:
-        """Each width with its first element and the one after its last."""
+        """For each width: the width, the number of its first element, and that of the element after its last one."""
         return [*zip(self.widths, (0, *self.ends), self.ends)]
 
     @property
     def position(self) -> int:
-        """Bytes of a position."""
+        """Bytes of a position in this message."""
         return 2 if self.elements <= SHORT else 4
 
 
 def changed(now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor | None:
-    """The numbers of the elements whose bits differ, ascending; None if the whole message is shorter.
+    """Compare a message with what was sent last. Returns the numbers of the elements whose bits differ, ascending; None
+    if so many differ that the whole message is shorter.
 
     Args:
         now, before: the bytes of the message, ``form.size`` of them. Those that fill it up may be anything.
@@ -107,8 +110,10 @@ def changed(now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor
 
 
 def _true(flags: torch.Tensor) -> torch.Tensor:
-    """The numbers of the flags that are true, ascending. `nonzero` takes some time for each flag, so eight of them are
-    looked at together first where few are true."""
+    """Return the positions of the flags that are true, ascending.
+
+    `nonzero` takes some time for each flag. Where few are true, it first looks at eight flags together as one integer.
+    """
     eights = flags[: len(flags) // 8 * 8].view(torch.int64)
     some = eights.nonzero().flatten()
     if len(flags) % 8 or len(some) * 4 > len(eights):
@@ -118,7 +123,7 @@ def _true(flags: torch.Tensor) -> torch.Tensor:
 
 
 def _with_begins(form: Form) -> Iterator[tuple[int, int, int, int]]:
-    """The parts of a form, each before the byte at which it begins."""
+    """Yield the parts of a form, each with the byte of the message at which it begins."""
     begin = 0
     for width, first, last in form.parts:
         yield width, first, last, begin
@@ -128,13 +133,14 @@ def _with_begins(form: Form) -> Iterator[tuple[int, int, int, int]]:
 def _differing(
     bits: torch.Tensor, words: torch.Tensor | None, width: int, first: int, last: int, begin: int
 ) -> torch.Tensor:
-    """The elements of one width that differ, by their numbers in the message.
+    """Return the numbers of the elements of one width that differ.
 
     Args:
-        bits: those that differ of each word, as whole numbers; of all words of the message if `words` is None.
-        words: the numbers of these words in the message, ascending.
-        first, last: the elements of this width.
-        begin: the byte of the message at which they begin. It is a multiple of the width, but perhaps not of a word.
+        bits: for each word the bits that differ, as int64; for all words of the message if `words` is None.
+        words: the positions of these words in the message, ascending.
+        width: of the elements, in bytes.
+        first, last: the elements of this width are numbered from `first` to `last - 1`.
+        begin: the byte of the message at which they begin. It is a multiple of the width, but perhaps not of WORD.
     """
     end = begin + width * (last - first)
     low, high = begin // WORD, -(-end // WORD)
@@ -146,11 +152,11 @@ def _differing(
         words, bits, at = words[low:high], bits[low:high], 0
     if width < WORD:
         # As bools first: `nonzero` is fastest for these.
-        inside, each = bits.view(BY_WIDTH[width]).bool().nonzero().flatten(), WORD // width
+        inside, per_word = bits.view(BY_WIDTH[width]).bool().nonzero().flatten(), WORD // width
         if words is None:
-            numbers = inside + at * each
+            numbers = inside + at * per_word
         else:
-            numbers = words.index_select(0, inside // each) * each + inside % each
+            numbers = words.index_select(0, inside // per_word) * per_word + inside % per_word
     else:
         numbers = bits.nonzero().flatten() + at if words is None else words
         if width > WORD:
@@ -162,33 +168,34 @@ def _differing(
 
 
 def _many_differ(now: torch.Tensor, before: torch.Tensor, form: Form) -> bool:
-    """Whether so many of some elements differ that the whole message is shorter.
+    """Compare a sample of a message's elements. True if so many differ that the whole message is surely shorter.
 
-    Comparing all of them takes as long as sending does within a machine. If the sample is wrong, the message is longer
-    than it need be, and right.
+    Comparing all elements takes as long as sending them within a machine. If the sample misleads, the message is longer
+    than it need be, but still correct.
     """
     width = form.widths[-1]
-    new, old = (each.view(BY_WIDTH[width]) for each in (now, before))
+    new, old = (message.view(BY_WIDTH[width]) for message in (now, before))
     if len(new) < 2 * SAMPLED:
         return False
-    step = len(new) // SAMPLED | 1  # odd, so that it doesn't meet one column of a matrix alone
+    # Odd, so that a matrix with 2**k columns isn't sampled in one column alone.
+    step = len(new) // SAMPLED | 1
     share = int((new[::step] != old[::step]).count_nonzero()) / len(new[::step])
     return share * (width + form.position) > SURE * width
 
 
 def is_longer(size: int, form: Form) -> bool:
-    """Whether a message of changes of so many bytes is no shorter than the whole message."""
+    """True if a message of changes that has `size` bytes isn't shorter than the whole message."""
     return size >= form.size
 
 
 def size_of(numbers: torch.Tensor, form: Form) -> int:
-    """The bytes of a message of changes of these elements."""
+    """Return the bytes of the message that carries the changes of these elements."""
     values = [width * count for width, count in zip(form.widths, _counts(numbers, form))]
     return aligned(len(numbers) * form.position) + aligned(sum(values))
 
 
 def _counts(numbers: torch.Tensor, form: Form) -> list[int]:
-    """How many of these elements have each width."""
+    """Return how many of these elements have each width. The numbers are ascending, so each width is an interval."""
     if len(form.ends) == 1:
         return [len(numbers)]
     ends = torch.searchsorted(numbers, torch.tensor(form.ends, device=numbers.device)).tolist()
@@ -196,23 +203,29 @@ def _counts(numbers: torch.Tensor, form: Form) -> list[int]:
 
 
 def pack(numbers: torch.Tensor, now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor:
-    """The message of changes of these elements. `before` becomes `now`."""
-    made = now.new_empty(size_of(numbers, form))
+    """Make the message that carries the changes of these elements, and write them into `before`.
+
+    Args:
+        numbers: of the elements that differ, ascending.
+        now, before: the bytes of the whole message, as they are and as they were sent last.
+    """
+    message = now.new_empty(size_of(numbers, form))
+    # torch has little arithmetic for uint16. Positions from 2**15 on become negative here, and `land` masks them.
     kind = torch.int16 if form.position == 2 else torch.int32
-    made[: len(numbers) * form.position].view(kind).copy_(numbers)  # of 16 bits the upper half are negative
+    message[: len(numbers) * form.position].view(kind).copy_(numbers)
     at, begin, first = aligned(len(numbers) * form.position), 0, 0
     for (width, low, high), count in zip(form.parts, _counts(numbers, form)):
         bits, end = BY_WIDTH[width], begin + width * (high - low)
-        some = numbers[first : first + count] - low
-        values = now[begin:end].view(bits)[some]
-        made[at : at + width * count].view(bits).copy_(values)
-        before[begin:end].view(bits)[some] = values
+        of_width = numbers[first : first + count] - low
+        values = now[begin:end].view(bits)[of_width]
+        message[at : at + width * count].view(bits).copy_(values)
+        before[begin:end].view(bits)[of_width] = values
         at, begin, first = at + width * count, end, first + count
-    return made
+    return message
 
 
 class Place(NamedTuple):
-    """Where some elements of a message lie on the receiver; `first` is the number of the first one in the message."""
+    """Where the elements of a message from number `first` on lie on the receiver: a block of a target."""
 
     first: int
     block: Block
@@ -229,10 +242,11 @@ def land(
     """Write a message of changes into the targets.
 
     Args:
-        message: its bytes, which hold so many elements.
-        places: in the order of the message.
-        targets: as whole numbers, unless they change their type.
-        wires: the type in which a tensor travels that changes its type.
+        message: its bytes.
+        count: how many elements it has.
+        places: of all elements of the whole message, in its order.
+        targets: the local tensors, as `numbers` of blocks.py returns them.
+        wires: for each move the dtype that travels; None if the dtype doesn't change.
     """
     if not count:
         return
@@ -241,16 +255,16 @@ def land(
     if form.position == 2:
         numbers &= SHORT - 1
     values, at, first = [], aligned(count * form.position), 0
-    for width, some in zip(form.widths, _counts(numbers, form)):
-        values.append((first, message[at : at + some * width].view(BY_WIDTH[width])))
-        at, first = at + some * width, first + some
+    for width, width_count in zip(form.widths, _counts(numbers, form)):
+        values.append((first, message[at : at + width_count * width].view(BY_WIDTH[width])))
+        at, first = at + width_count * width, first + width_count
     starts = [place.first for place in places]
     bounds = torch.searchsorted(numbers, torch.tensor(starts, device=numbers.device)).tolist() + [count]
     begins = [first for first, _ in values]
     for place, low, high in zip(places, bounds, bounds[1:]):
         if low == high:
             continue
-        # Of several widths without an element the last one begins where the others do.
+        # Widths of which no element changed begin where the next one does; bisect takes the last of these.
         first, its = values[bisect_right(begins, low) - 1]
         target, wire = present(targets[place.block.tensor]), wires[place.block.tensor]
         new = its[low - first : high - first]
@@ -260,13 +274,16 @@ def land(
 
 
 def _flat(target: torch.Tensor, block: Block) -> torch.Tensor:
-    """The target's memory from the first element of a block to its last."""
+    """Return the target's memory from the first element of a block to its last one, as a flat view."""
     extent = 1 + sum([(size - 1) * stride for size, stride in zip(block.size, block.stride)])
     return target.as_strided((extent,), (1,), block.offset)
 
 
 def _offsets(numbers: torch.Tensor, block: Block) -> torch.Tensor:
-    """Where elements of a block lie in its memory, from their numbers in row-major order."""
+    """Map the numbers of elements of a block, counted row-major, to their offsets in its memory.
+
+    A block without gaps needs no arithmetic: number and offset are equal.
+    """
     dense, offsets = 1, None
     for size, stride in zip(reversed(block.size), reversed(block.stride)):
         if stride != dense and size > 1:
@@ -283,10 +300,14 @@ def _offsets(numbers: torch.Tensor, block: Block) -> torch.Tensor:
 
 
 class Sent:
-    """What a sender keeps of one message, and of each other one that carries the same.
+    """What a sender keeps of a message, and of all other messages that carry the same elements.
+
+    Args:
+        form: of the message.
+        is_on_cpu: whether the bytes are kept in the host's memory (`changes="cpu"`).
 
     Attributes:
-        bytes: as they were sent last; None before.
+        bytes: of the message as it was sent last; None if it was never sent.
     """
 
     def __init__(self, form: Form, is_on_cpu: bool) -> None:
@@ -294,15 +315,22 @@ class Sent:
         self.bytes: torch.Tensor | None = None
 
     def whole(self, now: torch.Tensor) -> None:
-        """It is sent whole."""
+        """Keep the bytes of a message that is sent whole."""
         if self.bytes is None:
             device = "cpu" if self._is_on_cpu else now.device
             self.bytes = torch.empty(len(now), dtype=torch.uint8, device=device)
         self.bytes.copy_(now)
 
     def changes(self, now: torch.Tensor) -> tuple[int, torch.Tensor] | None:
-        """How many elements changed since it was sent last, and the message that says so; None if it was never sent,
-        or is shorter whole."""
+        """Compare a message with what was sent last, and keep what changed.
+
+        Args:
+            now: its bytes.
+
+        Returns:
+            How many elements changed, and the message of the changes; None if it is to be sent whole, since it was
+            never sent or the whole is shorter.
+        """
         if self.bytes is None:
             return None
         before = self.bytes.to(now.device)
@@ -316,12 +344,14 @@ class Sent:
 
 
 class Going(NamedTuple):
-    """What goes to the rank at a place of the group, in one exchange.
+    """A message that this rank sends in one exchange.
 
     Attributes:
-        at: where it begins in the packed bytes of all messages; of a letter 0.
-        sent: to what it is compared.
-        letter: a large piece, if it is one.
+        place: the position of the receiver in the group.
+        at: the byte at which the message begins in the packed buffer; 0 for a large piece.
+        form: of the message.
+        sent: what was sent last, with which it is compared.
+        letter: the direct message, if it is a large piece; else None.
     """
 
     place: int
@@ -332,11 +362,14 @@ class Going(NamedTuple):
 
 
 class Coming(NamedTuple):
-    """What comes from the rank at a place of the group, in one exchange.
+    """A message that this rank receives in one exchange.
 
     Attributes:
-        copies, places: where it is written: whole, and by element.
-        letter: a large piece, if it is one; whole it is written by `Mail`.
+        place: the position of the sender in the group.
+        form: of the message.
+        copies: where it is written if it comes whole.
+        places: where its elements are written if changes come.
+        letter: the direct message, if it is a large piece; else None. If it comes whole, `Mail` writes it.
     """
 
     place: int
@@ -347,11 +380,11 @@ class Coming(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What a sender says of a message.
+    """What a sender tells the receiver of a message before it.
 
     Attributes:
-        elements: how many changed, or WHOLE.
-        size: its bytes in the all-to-all; 0 of a letter that goes whole.
+        elements: how many elements changed, or WHOLE.
+        size: the bytes of the message in the all-to-all; 0 for a large piece that goes whole, beside it.
     """
 
     elements: int
@@ -359,34 +392,41 @@ class Said(NamedTuple):
 
 
 class ChangesOnly(Exchanges):
-    """Exchanges of what changed since the last run.
+    """Exchanges that send only the elements which changed since the last run. Arguments are those of `Exchanges`.
+
+    In each exchange a rank compares its messages, tells each receiver how much comes, and then sends. A receiver that
+    doesn't have what was sent last gets the message whole.
+
+    Args:
+        is_on_cpu: whether what was sent is kept in the host's memory.
 
     Attributes:
-        sent_bytes: what this rank sent to others in the last run, positions included.
+        sent_bytes: the bytes that this rank sent to others in the last run, positions included.
         changed: how many elements it sent in the last run, and of how many.
     """
 
     def __init__(self, *given: Any, is_on_cpu: bool = False) -> None:
         super().__init__(*given)
         self._is_on_cpu = is_on_cpu
-        # By exchange, in the order of the other ranks; for each of them what is packed, then the letters by their tags.
+        # For each exchange the messages, ordered by the other rank; for each rank the packed one before its letters.
         self._goes: list[list[Going]] = []
         self._comes: list[list[Coming]] = []
         self._known: dict[tuple[int, object], Sent] = {}
-        self._have: set[int] = set()  # places of the ranks that have what was sent last
-        # What other ranks said of their messages, as in `_comes`: of the exchange that began last, and of the one that
-        # lands.
+        self._have: set[int] = set()  # the positions of the ranks that have what was sent last
+        # What other ranks said of the messages in `_comes`: for the exchange that began last, and for the one that is
+        # unpacked. One more exchange begins before the last one is unpacked.
         self._said: list[Said] = []
         self._landing: list[Said] = []
         self.sent_bytes, self.changed = 0, (0, 0)
 
     @property
     def staging(self) -> int:
-        """See `Exchanges`; and messages of changes beside what they are made of, which are shorter."""
+        """The most bytes that buffers take: as of `Exchanges`, and half of it again for messages of changes, which are
+        made beside the packed messages and are shorter."""
         return super().staging * 3 // 2
 
     def lose(self, ranks: Iterable[int] | None = None) -> None:
-        """Send everything to these ranks as a whole the next time; to all, and keep nothing, if None."""
+        """Send everything whole to these ranks in the next run. None is all ranks; then nothing is kept, either."""
         if ranks is None:
             self._have = set()
             for sent in self._known.values():
@@ -395,16 +435,18 @@ class ChangesOnly(Exchanges):
             self._have -= {self._place[rank] for rank in ranks}
 
     def forget(self) -> None:
-        """Keep no view, and nothing of what was sent."""
+        """Let go of all views, and of what was sent."""
         super().forget()
         self.lose()
 
     def _exchange(self, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
+        """Run all exchanges. Only then do all receivers have what was sent: if one fails, they get everything whole."""
         self.sent_bytes, self.changed = 0, (0, 0)
         super()._exchange(sources, targets, sent)
         self._have = {*self._place.values()}
 
     def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
+        """Compute the messages of each exchange, unless the tensors lie as in the last run."""
         before = self._geometry
         super()._find_blocks(sources, targets, wires)
         if self._geometry == before:
@@ -430,17 +472,21 @@ class ChangesOnly(Exchanges):
             self._comes.append(sorted(comes, key=_in_message))
 
     def _sent_of(self, number: int, key: object, form: Form) -> Sent:
+        """Return what was sent last of a message of exchange `number`. Messages with equal keys carry the same
+        elements, and share it."""
         return self._known.setdefault((number, key), Sent(form, self._is_on_cpu))
 
     def _packed_messages(self, number: int, streams: Mapping[int, Stream]) -> Iterator[tuple[int, tuple[Item, ...]]]:
-        """By place of the other rank, what is packed into its message."""
+        """Yield the packed messages of exchange `number`: the position of the other rank, and the message's items."""
         for peer, stream in streams.items():
-            every = stream.cut(number, self.count)
-            items = tuple([item for item in every if self._large is None or not self._large.takes(item)])
+            items = tuple(
+                [item for item in stream.cut(number, self.count) if self._large is None or not self._large.takes(item)]
+            )
             if items:
                 yield self._place[peer], items
 
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
+        """Begin exchange `number`: compare, tell the receivers how much comes, and send."""
         goes, comes = self._goes[number], self._comes[number]
         with self._step(number, "compare"):
             out, own = self._compared(number, packed, sources)
@@ -467,101 +513,117 @@ class ChangesOnly(Exchanges):
         return InFlight(work, packed, came, finish)
 
     def _splits(self, messages: Iterable[Going | Coming], said: Sequence[Said]) -> list[int]:
+        """Add up the bytes of the messages to, or from, each rank of the group."""
         splits = [0] * len(self._place)
-        for message, each in zip(messages, said):
-            splits[message.place] += each.size
+        for message, (_, size) in zip(messages, said):
+            splits[message.place] += size
         return splits
 
     def _compared(self, number: int, packed: torch.Tensor, sources: Locals) -> tuple[list[torch.Tensor], list[Said]]:
-        """The bytes of each message, of a letter that goes whole none; and what is said of each."""
+        """Compare all messages of exchange `number`.
+
+        Returns:
+            The bytes of each message, none for a large piece that goes whole; and what to tell the receiver of each.
+        """
         out: list[torch.Tensor] = []
-        every: list[Said] = []
-        made: dict[int, tuple[int, torch.Tensor] | None] = {}
-        elements, of = self.changed
+        said: list[Said] = []
+        compared: dict[int, tuple[int, torch.Tensor] | None] = {}  # by id of what was sent, the changes
+        elements, total = self.changed
         goes = self._goes[number]
-        # Who has what was sent last gets changes; if nobody has it, it isn't compared.
+        # A message is compared if some receiver has what was sent last, and so can take changes.
         asked = {id(message.sent) for message in goes if message.place in self._have}
         for message in goes:
             sent, letter = message.sent, message.letter
             now = packed[message.at : message.at + message.form.size] if letter is None else packed[:0]
-            if id(sent) not in made:
+            if id(sent) not in compared:
                 bytes_ = now if letter is None else _bytes_of(letter, message.form, sources, packed.device)
-                made[id(sent)] = sent.changes(bytes_) if id(sent) in asked else None
-                if made[id(sent)] is None:
+                compared[id(sent)] = sent.changes(bytes_) if id(sent) in asked else None
+                if compared[id(sent)] is None:
                     sent.whole(bytes_)
-            found = made[id(sent)]
-            if found is None or message.place not in self._have:
+            changes = compared[id(sent)]
+            if changes is None or message.place not in self._have:
                 count = WHOLE
                 elements += message.form.elements
             else:
-                count, now = found
+                count, now = changes
                 elements += count
             out.append(now)
-            every.append(Said(count, len(now)))
-            of += message.form.elements
-        self.changed = elements, of
-        return out, every
+            said.append(Said(count, len(now)))
+            total += message.form.elements
+        self.changed = elements, total
+        return out, said
 
     def _say(self, number: int, own: Sequence[Said]) -> list[Said]:
-        """What the other ranks say of their messages to this one."""
+        """Tell each receiver what comes in exchange `number`, and hear what comes to this rank. Collective.
+
+        Args:
+            own: for each message that this rank sends.
+
+        Returns:
+            For each message that this rank receives.
+        """
         comes = self._comes[number]
         if self.team.is_fake:
             return [Said(WHOLE, message.form.size) for message in comes]
         into, out = (
-            [len(Said._fields) * many for many in self._splits(messages, [Said(0, 1)] * len(messages))]
+            [len(Said._fields) * count for count in self._splits(messages, [Said(0, 1)] * len(messages))]
             for messages in (comes, self._goes[number])
         )
         given = torch.tensor([*itertools.chain(*own)], dtype=torch.int64, device=self.team.device)
         came = given.new_empty(sum(into))
         self.team.call(dist.all_to_all_single)(came, given, into, out, group=self.team.group)
-        return [Said(*each) for each in came.view(-1, len(Said._fields)).tolist()]
+        return [Said(*row) for row in came.view(-1, len(Said._fields)).tolist()]
 
     def _came(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:
-        self._landing = self._said  # those of the next exchange are said before this one lands
+        """Wait for exchange `number`. See `Exchanges`."""
+        self._landing = self._said  # the next exchange begins, and overwrites it, before this one is unpacked
         return super()._came(number, running, sent)
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
-        messages, every = self._comes[number], self._landing
-        if all(said.elements == WHOLE for said in every):
+        """Unpack what exchange `number` received: whole messages as `Exchanges` does, changes element by element."""
+        messages, all_said = self._comes[number], self._landing
+        if all(said.elements == WHOLE for said in all_said):
             super()._land(number, came, targets)
             return
         wires = self._wires or [None] * len(targets)
         at = 0
         with self._step(number, "unpack"):
-            for message, said in zip(messages, every):
-                its = came[at : at + said.size]
+            for message, said in zip(messages, all_said):
+                bytes_ = came[at : at + said.size]
                 if said.elements != WHOLE:
-                    land(its, said.elements, message.form, message.places, targets, wires)
+                    land(bytes_, said.elements, message.form, message.places, targets, wires)
                 elif message.letter is None:
-                    message.copies.land(targets, its)
+                    message.copies.land(targets, bytes_)
                 at += said.size
 
 
 def _whole(messages: Iterable[Going | Coming], said: Sequence[Said]) -> set[int]:
-    """The ids of the letters that go whole."""
-    return {id(message.letter) for message, each in zip(messages, said) if each.elements == WHOLE}
+    """Return the ids of the letters that go whole."""
+    return {id(message.letter) for message, (elements, _) in zip(messages, said) if elements == WHOLE}
 
 
 def _in_message(message: Going | Coming) -> tuple[int, int]:
+    """Return the key by which both ends sort the messages of an exchange."""
     return message.place, -1 if message.letter is None else message.letter.tag
 
 
 def _bytes_of(letter: Letter, form: Form, sources: Locals, device: torch.device) -> torch.Tensor:
-    """The bytes of a large piece, with what fills them up: where they lie, if words can be read there."""
+    """Return the bytes of a large piece, filled up to ALIGNED: a view of the source if it can be read as words of 8
+    bytes, else a copy on `device`."""
     if letter.flat is not None:
         flat = letter.flat.of(sources).view(torch.uint8)
         if len(flat) == form.size and flat.storage_offset() % WORD == 0:
             return flat
-    found = torch.empty(form.size, dtype=torch.uint8, device=device)
+    copied = torch.empty(form.size, dtype=torch.uint8, device=device)
     if letter.flat is not None:
-        found[: letter.size] = flat
+        copied[: letter.size] = flat
     elif letter.copies is not None:
-        letter.copies.pack(sources, found[: letter.size])
-    return found
+        letter.copies.pack(sources, copied[: letter.size])
+    return copied
 
 
 def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[Copies, list[Place]]:
-    """Where a message is written that has these items."""
+    """Find out where a message with these items is written: as a whole, and element by element."""
     loads: list[Load] = []
     places: list[Place] = []
     at = first = 0

@@ -111,34 +111,40 @@ class Contents:
                     parts[reader].append(Part(number, first, last))
                 reader += 1
             begin += size
-        return [self._rounds(some, room) for some in parts]
+        return [self._rounds(of_reader, room) for of_reader in parts]
 
     def _cut(self, number: int, at: int, size: int, room: int) -> int:
-        """The element at which a tensor of `size` bytes is cut, for a cut at its byte `at`: the begin of a row, if rows
-        are short."""
+        """Return the element at which to cut a tensor, for a cut at its byte `at`.
+
+        Args:
+            number: of the entry.
+            size: the bytes of the tensor.
+            room: the bytes of a round. If several rows fit into it, the cut is moved back to the begin of a row.
+        """
         entry = self.entries[number]
         if at <= 0:
             return 0
         return entry.elements if at >= size else _whole_rows(entry, at // entry.itemsize, room)
 
     def _rounds(self, parts: Iterable[Part], room: int) -> list[list[Part]]:
-        found, left = list[list[Part]]([[]]), room
+        """Cut a reader's parts into rounds of at most `room` bytes, each part aligned. There is at least one round."""
+        rounds, left = list[list[Part]]([[]]), room
         for number, first, last in parts:
             entry = self.entries[number]
-            if first == last:
-                found[-1].append(Part(number, first, last))
+            if first == last:  # an empty tensor
+                rounds[-1].append(Part(number, first, last))
             while first < last:
                 upto = min(last, first + left // entry.itemsize)
                 if upto < last:
                     upto = _whole_rows(entry, upto, room)
-                if upto <= first:
-                    found.append([])
+                if upto <= first:  # not one row, or element, fits into this round any more
+                    rounds.append([])
                     left = room
                     continue
-                found[-1].append(Part(number, first, upto))
+                rounds[-1].append(Part(number, first, upto))
                 left -= aligned((upto - first) * entry.itemsize)
                 first = upto
-        return found
+        return rounds
 
     def boxes(self, part: Part) -> list[Box]:
         """Cut a part into boxes of its tensor, in the order of its bytes."""
@@ -148,11 +154,11 @@ class Contents:
 
     def read_boxes(self, shares: Iterable[Iterable[Iterable[Part]]]) -> dict[int, dict[int, list[Box]]]:
         """By number of the entry and by reader, the boxes that the reader reads of it, given the shares of all."""
-        found: dict[int, dict[int, list[Box]]] = {}
+        by_entry: dict[int, dict[int, list[Box]]] = {}
         for reader, rounds in zip(self.ranks, shares):
             for part in itertools.chain.from_iterable(rounds):
-                found.setdefault(part.entry, {}).setdefault(reader, []).extend(self.boxes(part))
-        return found
+                by_entry.setdefault(part.entry, {}).setdefault(reader, []).extend(self.boxes(part))
+        return by_entry
 
 
 def _whole_rows(entry: Entry, element: int, room: int) -> int:
@@ -239,17 +245,19 @@ class Rounds:
     @property
     def count(self) -> int:
         """How many exchanges there are in all rounds."""
-        return sum([each.exchanges.count for each in self._rounds])
+        return sum([step.exchanges.count for step in self._rounds])
 
     @property
     def staging(self) -> int:
         """The most bytes that buffers take at one time, including those that files are read into."""
-        return max([self._room(each.parts()) + each.exchanges.staging for each in self._rounds], default=0)
+        return max([self._room(step.parts()) + step.exchanges.staging for step in self._rounds], default=0)
 
     def _size(self, part: Part) -> int:
+        """Return the bytes of a part."""
         return (part.last - part.first) * self._contents.entries[part.entry].itemsize
 
     def _room(self, parts: Iterable[Part]) -> int:
+        """Return the bytes of a buffer for these parts, each aligned."""
         return sum([aligned(self._size(part)) for part in parts])
 
     def run(
@@ -267,48 +275,49 @@ class Rounds:
         views are kept for the next run, since the sources lie in other buffers then.
         """
         self.written = frozenset()
-        for number, each in enumerate(self._rounds):
+        for number, step in enumerate(self._rounds):
             text, written = f"round {number + 1} of {len(self._rounds)}", frozenset[int]()
             try:
                 if watch is not None:
                     watch.enter(f"{text}, reading the checkpoint")
                 with span(f"{text}, read"):
-                    own = self._read(each)
-                written = frozenset([each.places[place] for place in each.exchanges.schedule.writes])
+                    own = self._read(step)
+                # What this round would write: if it fails, it may have written some of it.
+                written = frozenset([step.places[place] for place in step.exchanges.schedule.writes])
                 is_last = number + 1 == len(self._rounds)
-                each.exchanges.run(own, [targets[n] for n in each.places], sent if is_last else _nothing, False, watch)
+                step.exchanges.run(own, [targets[n] for n in step.places], sent if is_last else _nothing, False, watch)
                 del own  # its buffer is free before the next one is made
             except Exception as error:
                 was_written, self.written = bool(self.written), self.written | written
                 if was_written and not isinstance(error, Torn):
                     raise Torn(f"{text}: {error}") from error
                 raise
-            self.written |= {each.places[place] for place in each.exchanges.written}
+            self.written |= {step.places[place] for place in step.exchanges.written}
         if not self._rounds:
             sent()
 
-    def _read(self, each: Round) -> list[torch.Tensor | None]:
+    def _read(self, step: Round) -> list[torch.Tensor | None]:
         """Read this rank's sources of a round into one buffer. Returns a view of it for each place, or None."""
-        found: list[torch.Tensor | None] = [None] * len(each.places)
-        parts = each.parts()
+        sources: list[torch.Tensor | None] = [None] * len(step.places)
+        parts = step.parts()
         if not parts or self._files is None:
-            return found
+            return sources
         buffer = torch.empty(self._room(parts), dtype=torch.uint8, device="cpu")
         begins, at = dict[Part, int](), 0
         for part in parts:
             begins[part] = at
             at += aligned(self._size(part))
         memory = memoryview((ctypes.c_char * at).from_address(buffer.data_ptr())).cast("B")
-        for file, some in self._stretches(parts):
-            self._fill(file, [(part, memory[begins[part] : begins[part] + self._size(part)]) for part in some])
-        del memory
+        for file, stretch in self._stretches(parts):
+            self._fill(file, [(part, memory[begins[part] : begins[part] + self._size(part)]) for part in stretch])
+        del memory  # it isn't valid any more when the buffer is freed
         buffer = buffer.to(self._device)
-        for place, (part, begin, shape) in each.locals.items():
+        for place, (part, begin, shape) in step.locals.items():
             if part in begins:
                 flat = buffer.narrow(0, begins[part], self._size(part))
                 whole = flat.view(getattr(torch, self._contents.entries[part.entry].dtype))
-                found[place] = whole.narrow(0, begin, math.prod(shape)).view(shape)
-        return found
+                sources[place] = whole.narrow(0, begin, math.prod(shape)).view(shape)
+        return sources
 
     def _begin(self, part: Part) -> int:
         """The byte of the file at which a part begins."""
@@ -317,17 +326,17 @@ class Rounds:
 
     def _stretches(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[Part]]]:
         """Group parts that follow one another in a file, for one read. Yields the file's number and the parts."""
-        some: list[Part] = []
+        stretch: list[Part] = []
         for part, after in zip(parts, [*parts[1:], None]):
-            some.append(part)
+            stretch.append(part)
             file = self._contents.entries[part.entry].file
             follows = after is not None and (file, self._begin(part) + self._size(part)) == (
                 self._contents.entries[after.entry].file,
                 self._begin(after),
             )
-            if not follows or len(some) == VECTORS:
-                yield file, some
-                some = []
+            if not follows or len(stretch) == VECTORS:
+                yield file, stretch
+                stretch = []
 
     def _fill(self, number: int, parts: Sequence[tuple[Part, memoryview]]) -> None:
         """Read consecutive parts of a file into memory, each into its own aligned place.
@@ -362,8 +371,8 @@ class Rounds:
 
     def forget(self) -> None:
         """Let go of kept views."""
-        for each in self._rounds:
-            each.exchanges.forget()
+        for step in self._rounds:
+            step.exchanges.forget()
 
 
 def _nothing() -> None:

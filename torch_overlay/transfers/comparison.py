@@ -45,6 +45,7 @@ def agreed(
     distinct = distinct_descriptions(descriptions)
     sides = [join_side(distinct, side, problems, gone) for side in SIDES]
     raise_if_any([problem.text for problem in problems + replica_problems(distinct, problems)])
+    # Both sides are compared only after that: a tensor that is wrong by itself would be named twice.
     texts: list[str] = []
     contents = contents_of(descriptions)
     if contents is not None:
@@ -140,6 +141,7 @@ def join_side(
             by_name.setdefault(name, {}).setdefault(sharding, []).extend(ranks)
     for name, by_sharding in sorted(by_name.items()):
         _join_pieces(by_sharding)
+        # A plain tensor: the ranks that described it are its replicas.
         if len(by_sharding) == 1 and not (plain := next(iter(by_sharding))).ranks:
             ranks = sorted(by_sharding.pop(plain))
             by_sharding[replicated_sharding(plain.dtype, tuple(plain.regions.shape), ranks, plain.device)] = ranks
@@ -148,6 +150,7 @@ def join_side(
             by_sharding.clear()
             by_sharding[joined] = ranks
         if len(by_sharding) > 1:
+            # Shardings that print alike are named once, with the ranks of all of them.
             views: dict[str, list[int]] = {}
             for sharding, ranks in by_sharding.items():
                 views.setdefault(str(sharding), []).extend(ranks)
@@ -156,6 +159,7 @@ def join_side(
         known = {rank for ranks in by_sharding.values() for rank in ranks}
         (sharding, (rank, *_)), *_ = by_sharding.items()
         missing = [other for other in sharding.ranks if other not in known and other not in gone]
+        # The others would wait in an exchange for a rank of the mesh that gives None for the tensor.
         if missing:
             lack = f"{of_ranks(missing)} {_do(missing)}n't have it"
             text = f"the {side} {name!r} of rank {rank} is {sharding}, and {lack}"
@@ -214,6 +218,7 @@ def differences(name: str, source: Sharding | None, target: Sharding | None) -> 
             f"{name!r} is {source.dtype} in the source and {target.dtype} in the target; only types among "
             f"{', '.join(sorted(CASTS))} are cast: convert it before"
         ]
+    # From a checkpoint to a GPU this is no difference: its tensors take the device of their targets.
     if source.device != target.device:
         return [f"{name!r} is on {source.device} in the source and on {target.device} in the target"]
     if target.regions.pending:

@@ -1,6 +1,6 @@
-"""`DTensor.redistribute` to another mesh, which stock refuses: the method asks first whether the mesh is another one.
+"""Let `DTensor.redistribute` go to another mesh, which stock torch refuses.
 
-What stays on its mesh costs one comparison more.
+The method asks first whether the mesh is another one. A redistribution on its own mesh costs one comparison more.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-BUDGET = 256 << 20  # bytes; the method has no argument for it
+BUDGET = 256 << 20  # bytes that buffers may take; the method has no argument for it
 
 
 def reach_other_meshes() -> Any:
-    """Give DTensor the method; returns the one that was there."""
+    """Set the method on DTensor. Returns the one that was there."""
     one_mesh = vars(DTensor)["redistribute"]
 
     @functools.wraps(one_mesh)
@@ -29,7 +29,8 @@ def reach_other_meshes() -> Any:
         mesh = self.device_mesh
         if device_mesh is None or device_mesh is mesh or device_mesh == mesh or placements is None:
             return one_mesh(self, device_mesh, placements, **options)  # type: ignore[no-any-return]
-        if type(self._local_tensor) not in (torch.Tensor, AsyncCollectiveTensor):  # there are no numbers to send
+        # A fake or functional tensor has no values to send: torch says so in its own words.
+        if type(self._local_tensor) not in (torch.Tensor, AsyncCollectiveTensor):
             return one_mesh(self, device_mesh, placements, **options)  # type: ignore[no-any-return]
         return _to_other_mesh(self, device_mesh, tuple(placements), **options)
 
@@ -38,7 +39,7 @@ def reach_other_meshes() -> Any:
 
 
 def stay_on_one_mesh(one_mesh: Any) -> None:
-    """Take it back."""
+    """Set the method back that `reach_other_meshes` returned."""
     DTensor.redistribute = one_mesh  # type: ignore[method-assign]
 
 
@@ -50,10 +51,16 @@ def _to_other_mesh(
     forward_dtype: torch.dtype | None = None,
     backward_dtype: torch.dtype | None = None,
 ) -> DTensor:
-    """The tensor there when this returns, also where `async_op` is asked for.
+    """Redistribute a tensor to another mesh. Collective over the ranks of both meshes.
+
+    The result is complete when this returns, also with `async_op`.
+
+    Args:
+        forward_dtype: of the result; None is that of the tensor.
+        backward_dtype: of the gradient; None, or the dtype of the tensor or of the result.
 
     Raises:
-        NotImplementedError: a gradient of another type than the tensor's and the result's.
+        NotImplementedError: `backward_dtype` is another one.
     """
     wanted = forward_dtype or tensor.dtype
     if backward_dtype not in (None, tensor.dtype, wanted):

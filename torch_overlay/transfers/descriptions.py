@@ -158,6 +158,7 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None,
         if problem:
             return Described(Description(by_side[0], by_side[1], problem), sides)
         targets = [part for name, given in sides[1].items() for part in _parts(name, given, by_side[1][name], meshes)]
+        # Of targets alone: sources that share memory are only read.
         shared = Shared.of({}, dict(enumerate(targets)))
         problem = "; ".join(shared_targets(shared))
         piece_count = sum([len(t.pieces) for side in sides for t in side.values() if isinstance(t, Pieces)])

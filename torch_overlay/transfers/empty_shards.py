@@ -1,11 +1,12 @@
-"""Norms that have no value of an empty shard: those of an infinite order, or of one below 0.
+"""Norms of an infinite order, or of one below 0, where some rank has an empty shard.
 
-DTensor takes the norm of each rank's shard, and reduces over the ranks after. 2 rows over 4 ranks leave two ranks with
-nothing, where torch's operator raises, and the other ranks wait for these in the all-reduce. Such a tensor is made
-whole along the dims that are reduced, before the operator runs: it is small beside the mesh. That is decided by the
-whole shape, so all ranks do the same. Compiled code does it, too, since the rule for shardings says it.
+DTensor takes the norm of each rank's shard, and reduces over the ranks after that. 2 rows on 4 ranks leave two ranks
+with empty shards, on which torch's operator raises, while the other ranks wait for them in the all-reduce. Here such a
+tensor is gathered along the dims that are reduced before the operator runs; it has fewer rows than there are ranks.
+That follows from the whole shape, so all ranks do the same. It is a rule of DTensor's sharding propagation, so compiled
+code does it, too.
 
-`norms.py` needs no such move for gradients, where one element that changes nothing stands for an empty shard.
+`norms.py` needs no gathering for gradients: there, one element that changes nothing stands for an empty shard.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ NORMS = (aten.linalg_vector_norm.default, aten.norm.Scalar, aten._foreach_norm.S
 
 
 class Replaced(NamedTuple):
-    """One of torch's rules, and the table of the propagator in which it was."""
+    """A rule of torch's that was replaced.
+
+    Attributes:
+        table: the propagator's table in which it was.
+        norm: its key there, an operator.
+        rule: torch's.
+    """
 
     table: dict[Any, Any]
     norm: Any
@@ -38,7 +45,8 @@ class Replaced(NamedTuple):
 
 
 def make_whole() -> list[Replaced]:
-    """Put our rules in the place of torch's, of which 2.14 has others. Where a release has neither, nothing changes."""
+    """Replace torch's rules for norms, of which 2.14 has another kind. Returns what was replaced; nothing on a release
+    that has neither kind."""
     from torch.distributed.tensor._api import DTensor
 
     propagator = DTensor._op_dispatcher.sharding_propagator
@@ -50,25 +58,28 @@ def make_whole() -> list[Replaced]:
             if ours is not None:
                 replaced.append(Replaced(table, norm, table[norm]))
                 table[norm] = ours
-    forget_shardings()  # they hold what torch's rules said
+    forget_shardings()  # the caches hold what torch's rules said
     return replaced
 
 
 def leave_cut(replaced: list[Replaced]) -> None:
-    """Take them back."""
+    """Put torch's rules back, as `make_whole` returned them."""
     for table, norm, rule in replaced:
         table[norm] = rule
     forget_shardings()
 
 
 def _has_no_value_of_nothing(schema: Any) -> bool:
-    """Whether this norm is of an order for which an empty tensor has none; else it is 0, and adds nothing."""
+    """True if the order of this norm makes the norm of an empty tensor an error. For other orders it is 0."""
     order = schema.args_schema[1] if len(schema.args_schema) > 1 else 2
     return not 0 <= float(order) < math.inf
 
 
 def _filtered(info: Any) -> Any:
-    """Since 2.14 a rule lists what may be done along one axis, and a filter looks at what comes of it on all axes."""
+    """Return a rule of 2.14's kind that also refuses shardings with empty shards; None if `info` is of another kind.
+
+    Such a rule lists what may be done along one axis, and has a filter for what comes of it on all axes.
+    """
     if not hasattr(info, "full_mesh_strategy_filter"):
         return None
     torchs = info.full_mesh_strategy_filter
@@ -85,6 +96,8 @@ def _filtered(info: Any) -> Any:
 
 
 def _over(rule: Rule) -> Rule:
+    """Return a rule that asks torch's rule as if tensors with empty shards were whole."""
+
     @functools.wraps(rule)
     def norm_rule(schema: Any) -> Any:
         return rule(_as_whole(schema) if _has_no_value_of_nothing(schema) else schema)
@@ -93,21 +106,21 @@ def _over(rule: Rule) -> Rule:
 
 
 def _reduced(schema: Any, ndim: int) -> set[int]:
-    """The dims over which a norm goes; all where none is given, or an empty list, as torch takes it."""
+    """Return the dims that a norm reduces; all of them if none is given, or an empty list."""
     given = schema.args_schema[2] if len(schema.args_schema) > 2 else None
     dims = [given] if isinstance(given, int) else given or range(ndim)
     return {dim % ndim for dim in dims}
 
 
 def _as_whole(schema: Any) -> Any:
-    """The same question, as if each tensor were whole along the reduced dims of which a rank has nothing."""
+    """Return the schema as if each tensor were whole along the reduced dims in which some rank has an empty shard."""
     from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, TupleStrategy
 
     def whole(strategy: Any) -> Any:
         if isinstance(strategy, TupleStrategy):
-            return TupleStrategy([whole(one) for one in strategy.children])
-        specs = [(one, _whole_spec(one.output_spec, schema)) for one in strategy.strategies]
-        if all(spec is one.output_spec for one, spec in specs):
+            return TupleStrategy([whole(child) for child in strategy.children])
+        specs = [(option, _whole_spec(option.output_spec, schema)) for option in strategy.strategies]
+        if all(spec is option.output_spec for option, spec in specs):
             return strategy
         return OpStrategy([OpSpec(spec) for _, spec in specs])
 
@@ -116,6 +129,9 @@ def _as_whole(schema: Any) -> Any:
 
 
 def _whole_spec(spec: DTensorSpec, schema: Any) -> DTensorSpec:
+    """Return a spec that replicates where `spec` leaves a rank with an empty shard of a reduced dim; else `spec`
+    itself.
+    """
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor.placement_types import Replicate
 
@@ -128,7 +144,7 @@ def _whole_spec(spec: DTensorSpec, schema: Any) -> DTensorSpec:
 
 
 def leaves_some_empty(spec: DTensorSpec, dim: int, length: Any) -> bool:
-    """Whether some rank may have nothing along a dim of this length, of which others have something."""
+    """True if some rank may have an empty shard along a dim of this length, while others have elements."""
     from torch.distributed.tensor.placement_types import Shard
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -141,15 +157,17 @@ def leaves_some_empty(spec: DTensorSpec, dim: int, length: Any) -> bool:
         return False
     in_order = spec.is_default_device_order(spec.shard_order) and all(sizes)
     if not isinstance(length, int) or not in_order:
-        return True  # of an open size, or of strided shards, that isn't worth knowing: whole is right, too
+        # With a symbolic size, or strided shards, it isn't worth computing: gathering is right in every case.
+        return True
     lengths = {length}
     for size in sizes:
-        lengths = set().union(*(_chunks(some, size) for some in lengths))
+        lengths = set().union(*(_chunks(part, size) for part in lengths))
     return 0 in lengths
 
 
 def _chunks(length: int, size: int) -> set[int]:
-    """The lengths of the chunks into which torch.chunk cuts for so many ranks, 0 among them if a rank gets none."""
+    """Return the lengths of the chunks into which `torch.chunk` cuts a dim for `size` ranks, 0 among them if some rank
+    gets none."""
     if not length:
         return {0}
     full = -(-length // size)

@@ -152,6 +152,7 @@ class Mail:
             sent.append(group.send([data], letter.place, letter.tag))
 
         def finish() -> None:
+            """Wait for all messages, and give the buffer back."""
             through()
             for message in (*straight, *sent):
                 team.wait(message)
@@ -181,6 +182,7 @@ class Mail:
         waiting = iter(self._through)
 
         def begin(slot: torch.Tensor) -> None:
+            """Receive the next message into a slot of the window, if there is one."""
             letter = next(waiting, None)
             if letter is not None:
                 data = slot[: letter.size]
@@ -190,6 +192,7 @@ class Mail:
             begin(slot)
 
         def finish() -> None:
+            """Wait for each message in turn, and unpack it."""
             while begun:
                 letter, slot, message = begun.popleft()
                 team.wait(message)

@@ -1,8 +1,9 @@
-"""Full state dicts: where torch gathers one DTensor after the other, all of a mesh go in exchanges.
+"""Full state dicts: gather all DTensors of a mesh in a few exchanges, where torch gathers one after the other.
 
-What `get_model_state_dict` does with `full_state_dict=True`, and FSDP's optimizer state. If some ranks only want the
-result, as rank 0 does of a state that is offloaded, only these receive anything. What `set_model_state_dict` loads
-goes torch's own way, apart from strided shards that are cut unevenly: those are cut as the tensors are that are there.
+This serves `get_model_state_dict(full_state_dict=True)` and FSDP's optimizer state. If only some ranks want the result,
+as rank 0 does of an offloaded state, only these receive anything. What `set_model_state_dict` loads goes torch's own
+way, except for strided shards that don't divide evenly, which torch would cut in another way than FSDP2 does. Start at
+`gather_state_dict`.
 """
 
 from __future__ import annotations
@@ -30,51 +31,59 @@ if TYPE_CHECKING:
     from ..distributed.tensor._planner.regions import Regions
 
 BUDGET = 256 << 20  # bytes of buffers
-WHOLE = 256 << 20  # bytes of whole tensors that aren't offloaded yet
+WHOLE = 256 << 20  # at most so many bytes of whole tensors are on the device before they are offloaded
 
+# torch's own functions, which do what is left.
 one_by_one = original(_state_dict_utils, "_gather_state_dict")
 scatter_rest = original(_state_dict_utils, "_distribute_state_dict")
 cut_rest = original(_state_dict_utils, "_distribute_tensors")
 
 
 def gather_together() -> Any:
-    """Let torch's function gather in exchanges, for all modules that hold it by name. Returns its code."""
+    """Replace the code of torch's `_gather_state_dict` by `gather_state_dict`, so that modules which have imported the
+    function get it, too. Returns the code that was there."""
     return swap_code(_state_dict_utils._gather_state_dict, gather_state_dict)
 
 
 def gather_one_by_one(code: Any) -> None:
-    """Take it back."""
+    """Put the code back that `gather_together` returned."""
     _state_dict_utils._gather_state_dict.__code__ = code
 
 
 def scatter_by_chunks() -> Any:
-    """Let torch's function load what all ranks have whole into uneven strided shards. Returns its code."""
+    """Replace the code of torch's `_distribute_state_dict` by `scatter_state_dict`. Returns the code that was there."""
     return swap_code(_state_dict_utils._distribute_state_dict, scatter_state_dict)
 
 
 def scatter_by_axes(code: Any) -> None:
-    """Take it back."""
+    """Put the code back that `scatter_by_chunks` returned."""
     _state_dict_utils._distribute_state_dict.__code__ = code
 
 
 def cut_by_chunks() -> Any:
-    """Let torch's function load what rank 0 has whole into uneven strided shards. Returns its code."""
+    """Replace the code of torch's `_distribute_tensors` by `cut_tensors`. Returns the code that was there."""
     return swap_code(_state_dict_utils._distribute_tensors, cut_tensors)
 
 
 def cut_by_axes(code: Any) -> None:
-    """Take it back."""
+    """Put the code back that `cut_by_chunks` returned."""
     _state_dict_utils._distribute_tensors.__code__ = code
 
 
 def scatter_state_dict(
     full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], device: torch.device, pg: Any = None
 ) -> None:
-    """As torch's function."""
+    """Do what torch's `_distribute_state_dict` does: write the parts of whole tensors into `local_state_dict`.
+
+    Strided shards that don't divide evenly are cut here. All others go to torch's function.
+
+    Raises:
+        ValueError: this rank holds another part of such a tensor than FSDP2 would.
+    """
     rest, meshes = {}, Meshes()
     for key, value in full_state_dict.items():
         tensor: Any = local_state_dict.get(key)
-        held = _uneven(tensor, value, meshes)
+        held = _uneven_regions(tensor, value, meshes)
         if held is None:
             rest[key] = value
         else:
@@ -83,11 +92,12 @@ def scatter_state_dict(
 
 
 def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch.device, pg: Any = None) -> None:
-    """As torch's function: beside each tensor stands the whole one, of which it takes its part."""
+    """Do what torch's `_distribute_tensors` does, where each value is a pair of a local tensor and the whole one: write
+    the rank's part of the whole one into the local tensor. Cuts and raises as `scatter_state_dict`."""
     meshes = Meshes()
     for key in keys:
         pair: Any = local_state_dict.get(key)
-        held = _uneven(pair[0], pair[1], meshes) if isinstance(pair, tuple) else None
+        held = _uneven_regions(pair[0], pair[1], meshes) if isinstance(pair, tuple) else None
         if held is None:
             continue
         tensor, part = pair
@@ -103,11 +113,15 @@ def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch
     cut_rest(local_state_dict, keys, device, pg)
 
 
-def _uneven(tensor: Any, whole: Any, meshes: Meshes) -> Regions | None:
-    """What ranks hold of a tensor whose shards torch would cut otherwise, or not at all; None of others.
+def _uneven_regions(tensor: Any, whole: Any, meshes: Meshes) -> Regions | None:
+    """Return which coordinate holds which box of a tensor that has strided shards which don't divide evenly: torch
+    would cut it in another way, or not at all. None for any other tensor.
+
+    Args:
+        whole: the tensor to load.
 
     Raises:
-        ValueError: this rank holds another part than FSDP2 does.
+        ValueError: this rank holds another part than FSDP2 would.
     """
     if not isinstance(tensor, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != tensor.shape:
         return None
@@ -119,7 +133,13 @@ def _uneven(tensor: Any, whole: Any, meshes: Meshes) -> Regions | None:
 
 
 def gather_state_dict(state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """As torch's function: the same results, on the same ranks."""
+    """Do what torch's `_gather_state_dict` does, with the same results on the same ranks. Collective.
+
+    DTensors that can move together are gathered in exchanges. Then torch's function does what is left.
+
+    Args:
+        options: of torch's function.
+    """
     offloads = bool(options.get("cpu_offload"))
     # With another group than the default one, the ranks of a mesh may each give another one, and would not agree.
     agreed = options.get("pg") in (None, dist.group.WORLD)
@@ -129,11 +149,11 @@ def gather_state_dict(state_dict: dict[str, Any], **options: Any) -> dict[str, A
         wholes |= _gathered(batch, receivers, offloads)
     if not wholes:
         return one_by_one(state_dict, **options)  # type: ignore[no-any-return]
-    return one_by_one(_with(state_dict, iter(range(1 << 62)), wholes), **options)  # type: ignore[no-any-return]
+    return one_by_one(_with_wholes(state_dict, iter(range(1 << 62)), wholes), **options)  # type: ignore[no-any-return]
 
 
 def _dtensors(tree: Any) -> Iterator[DTensor]:
-    """In the order in which torch comes to them."""
+    """Yield the DTensors of a state dict, in the order in which torch's function visits them."""
     if isinstance(tree, DTensor):
         yield tree
     elif isinstance(tree, (dict, list, tuple)):
@@ -141,14 +161,19 @@ def _dtensors(tree: Any) -> Iterator[DTensor]:
             yield from _dtensors(part)
 
 
-def _with(tree: Any, numbers: Iterator[int], wholes: dict[int, torch.Tensor]) -> Any:
-    """The tree with whole tensors in place of the DTensors with these numbers."""
+def _with_wholes(tree: Any, numbers: Iterator[int], wholes: dict[int, torch.Tensor]) -> Any:
+    """Copy a state dict, with whole tensors in place of some DTensors.
+
+    Args:
+        numbers: counts the DTensors as they are visited.
+        wholes: by number.
+    """
     if isinstance(tree, DTensor):
         return wholes.get(next(numbers), tree)
     if isinstance(tree, dict):
-        return {key: _with(part, numbers, wholes) for key, part in tree.items()}
+        return {key: _with_wholes(part, numbers, wholes) for key, part in tree.items()}
     if isinstance(tree, (list, tuple)):
-        parts = [_with(part, numbers, wholes) for part in tree]
+        parts = [_with_wholes(part, numbers, wholes) for part in tree]
         return tuple(parts) if isinstance(tree, tuple) else parts
     return tree
 
@@ -157,31 +182,34 @@ Batch = list[tuple[int, DTensor, Change]]
 
 
 def _batches(tensors: Sequence[DTensor], offloads: bool) -> Iterator[Batch]:
-    """Tensors of one mesh that go together, as all ranks find them that talk for one of them: those that move along
-    the same axes, or, if they don't stay on the device, as many of these as fit the budget when they are whole.
+    """Yield lists of tensors of one mesh that are gathered together: those that move along the same axes. If they are
+    offloaded, a list has at most WHOLE bytes of whole tensors.
 
-    Ranks that differ along other axes may hold other tensors, as they may where each is gathered by itself.
+    Only the ranks along these axes have to give the same tensors. Ranks that differ on other axes may give others, as
+    they may where torch gathers each tensor by itself.
     """
-    alike: dict[tuple[DeviceMesh, frozenset[int]], Batch] = {}
+    by_axes: dict[tuple[DeviceMesh, frozenset[int]], Batch] = {}
     for number, tensor in enumerate(tensors):
         change = _change_of(tensor)
         if change is not None:
-            alike.setdefault((tensor.device_mesh, change.axes), []).append((number, tensor, change))
-    for some in alike.values():
+            by_axes.setdefault((tensor.device_mesh, change.axes), []).append((number, tensor, change))
+    for members in by_axes.values():
         batch: Batch = []
         size = 0
-        for each in some:
-            whole = each[1].numel() * each[1].element_size()
+        for member in members:
+            _, tensor, _ = member
+            whole = tensor.numel() * tensor.element_size()
             if batch and offloads and size + whole > WHOLE:
                 yield batch
                 batch, size = [], 0
-            batch.append(each)
+            batch.append(member)
             size += whole
         yield batch
 
 
 def _change_of(tensor: DTensor) -> Change | None:
-    """None if torch's own way is left to do it: there is nothing to gather, or somebody wants a gradient."""
+    """Return the change of a tensor to a whole one. None if torch's function should gather it: there is nothing to
+    gather, somebody wants a gradient, or it can't move together with others."""
     whole = (Replicate(),) * tensor.device_mesh.ndim
     if tensor.placements == whole or (tensor.requires_grad and torch.is_grad_enabled()):
         return None
@@ -190,22 +218,30 @@ def _change_of(tensor: DTensor) -> Change | None:
 
 
 def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[int, torch.Tensor]:
-    """The whole tensors, by number; empty ones on a rank that doesn't want them. Without a group there are none."""
+    """Gather the tensors of a batch. Collective.
+
+    Returns:
+        The whole tensors by number, empty ones on a rank that isn't among the receivers. A tensor for which the mesh
+        lacks a process group isn't there.
+    """
     mesh = batch[0][1].device_mesh
     changes = {}
     for number, tensor, change in batch:
         moved = tensor if tensor._local_tensor.device.type == mesh.device_type else tensor.to(mesh.device_type)
         changes[number] = change._replace(tensor=moved)
-    found: dict[int, torch.Tensor] = {}
+    wholes: dict[int, torch.Tensor] = {}
     for numbers in batches(mesh, changes)[0]:
-        made = change_together(mesh, [changes[number] for number in numbers], BUDGET, receivers)
-        found |= zip(numbers, _offloaded(made) if offloads else made)
-    return found
+        gathered = change_together(mesh, [changes[number] for number in numbers], BUDGET, receivers)
+        wholes |= zip(numbers, _offloaded(gathered) if offloads else gathered)
+    return wholes
 
 
 def _offloaded(wholes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies in the host's memory. From another device they come through one buffer that can't be paged out, and the
-    host waits for that device once; what is returned can be, since a whole model may be more than a host can pin."""
+    """Copy tensors into the host's memory.
+
+    From a GPU they go through one pinned buffer, so that the host waits for the GPU once. The copies themselves aren't
+    pinned: a whole model may be more than a host can pin.
+    """
     staged = [whole for whole in wholes if not _is_on_host(whole) and 0 < whole.nbytes <= WHOLE]
     if not staged or sum([whole.nbytes for whole in staged]) > WHOLE:
         return [whole.cpu() for whole in wholes]
@@ -219,4 +255,5 @@ def _offloaded(wholes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _is_on_host(tensor: torch.Tensor) -> bool:
+    """True for a tensor in the host's memory."""
     return tensor.device.type == "cpu"

@@ -1,4 +1,7 @@
-"""The hops of a relay (`_planner/relay.py`): the tensors of this rank that each reads and writes, and their run."""
+"""The hops of a relay (`_planner/relay.py`): which tensors of this rank each hop reads and writes, and their run.
+
+The first hop reads the sources. Each later one reads and writes targets. Start at `hops_of` and `Relayed.run`.
+"""
 
 from __future__ import annotations
 
@@ -23,43 +26,55 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 
-@lru_cache(maxsize=256)  # of shardings that all tensors of one kind share
+@lru_cache(maxsize=256)  # the experts of a layer share one sharding, and so one end, whose cells are cut once
 def end_of(sharding: Sharding) -> Listed | OnMesh:
-    """Which rank has which boxes of a tensor."""
+    """Return which rank has which boxes of a tensor with this sharding, in the form that the planner takes."""
     if sharding.pieces:
         return Listed(zip(sharding.ranks, sharding.pieces))
     return OnMesh(Side(sharding.regions, Ranks.of(sharding.ranks, sharding.regions.sizes)))
 
 
 def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> dict[str, Relay]:
-    """By name, how tensors are passed on that several ranks want some of; the same on every rank.
+    """Plan the relay of each tensor of which several ranks want the same elements; the same on every rank.
 
     Args:
-        hosts: where ranks say that they are. The others are taken for hosts of their own, if one says it.
+        tensors: in one order on every rank.
+        hosts: for ranks that gave `host=`, that name. If some did, each other rank counts as a host of its own.
+
+    Returns:
+        By name. Other tensors go from sources to targets in one hop.
     """
-    turns, found = Turns(), {}
+    turns, relays = Turns(), {}
     for tensor in tensors:
         turn = turns.next(end_of(tensor.target), tensor.wire.itemsize)
         if turn is not None:
             places = tuple([(rank, hosts.get(rank, f"rank {rank}")) for rank in tensor.target.ranks]) if hosts else ()
-            found[tensor.name] = _relay(tensor.source, tensor.target, tensor.wire.itemsize, turn, places)
-    return found
+            relays[tensor.name] = _relay(tensor.source, tensor.target, tensor.wire.itemsize, turn, places)
+    return relays
 
 
-# Equal tensors are planned once.
+# Cached by value: tensors with equal shardings and an equal turn are planned once.
 @lru_cache(maxsize=256)
 def _relay(source: Sharding, target: Sharding, itemsize: int, turn: int, places: tuple[tuple[int, str], ...]) -> Relay:
+    """Plan the relay of tensors with these shardings.
+
+    Args:
+        itemsize: the bytes of an element as it travels.
+        turn: see `Striped`.
+        places: pairs of a rank of the target and its host; empty if no rank gave one.
+    """
     is_in_place = not set(source.ranks).isdisjoint(target.ranks)
     shape = tuple(source.regions.shape)
     return Relay.of(shape, (end_of(source), end_of(target)), itemsize, turn, is_in_place, dict(places))
 
 
 class Hop(NamedTuple):
-    """A hop after the first: the moves of all tensors in it.
+    """A hop after the first one, with the moves of all tensors in it.
 
     Attributes:
-        moves: each from one piece of a tensor's target to another.
-        sources, targets: for each move the numbers of the legs that have these pieces as targets.
+        moves: each from pieces of a tensor's target to pieces of the same target.
+        sources: for each of these moves, the index of a move of the first hop whose target is the piece that it reads.
+        targets: in the same way, for the piece that it writes.
     """
 
     moves: list[PieceMove]
@@ -67,42 +82,53 @@ class Hop(NamedTuple):
     targets: list[int]
 
     def part(self, numbers: Sequence[int]) -> Hop:
-        """The part of it that belongs to some legs, with their places among these in place of their numbers."""
+        """Return the part of the hop that belongs to some moves of the first hop.
+
+        Args:
+            numbers: the indices of these moves. In the hop that is returned, moves are numbered by their positions in
+                `numbers`.
+        """
         place = {number: at for at, number in enumerate(numbers)}
         rows = [row for row in zip(*self) if row[1] in place]
         return Hop(
-            [move for move, *_ in rows], [place[one] for _, one, _ in rows], [place[other] for *_, other in rows]
+            [move for move, _, _ in rows],
+            [place[source] for _, source, _ in rows],
+            [place[target] for _, _, target in rows],
         )
 
 
-def hops_of(legs: Iterable[tuple[Tensor, int]], relays: Mapping[str, Relay]) -> list[Hop]:
-    """All hops after the first.
+def hops_of(first_hop: Iterable[tuple[Tensor, int]], relays: Mapping[str, Relay]) -> list[Hop]:
+    """List all hops after the first one.
 
     Args:
-        legs: of the first hop, each with the number of the target's piece.
+        first_hop: for each move of the first hop, its tensor and the number of the target's piece.
+        relays: by name, how tensors are passed on.
     """
     numbers: dict[str, dict[int, int]] = {}
     tensors: dict[str, Tensor] = {}
-    for number, (tensor, piece) in enumerate(legs):
+    for number, (tensor, piece) in enumerate(first_hop):
         numbers.setdefault(tensor.name, {}).setdefault(piece, number)
         tensors[tensor.name] = tensor
     hops: list[Hop] = []
     for name, relay in relays.items():
         tensor, known = tensors[name], numbers[name]
+        # Piece numbers that no move of the first hop has, for instance of empty pieces, need no later hop.
         pairs = [pair for pair in _pairs(tensor.target) if known.keys() >= {*pair}]
+        # One more hop without hosts, two with them. Tensors without a relay have none.
         for level, pieces in enumerate(relay.hops):
             if level == len(hops):
                 hops.append(Hop([], [], []))
-            for one, other in pairs:
-                hops[level].moves.append(PieceMove(pieces, (one, other), tensor.wire.itemsize, tensor.target.ranks))
-                hops[level].sources.append(known[one])
-                hops[level].targets.append(known[other])
+            for numbers_pair in pairs:
+                source, target = numbers_pair
+                hops[level].moves.append(PieceMove(pieces, numbers_pair, tensor.wire.itemsize, tensor.target.ranks))
+                hops[level].sources.append(known[source])
+                hops[level].targets.append(known[target])
     return hops
 
 
 @lru_cache(maxsize=256)
 def _pairs(target: Sharding) -> list[tuple[int, int]]:
-    """The numbers of pieces of a target that meet."""
+    """Return the pairs of piece numbers of a target between which elements may move: those of boxes that overlap."""
     if max(map(len, target.pieces), default=1) == 1:
         return [(0, 0)]
     end: End = end_of(target)
@@ -111,26 +137,27 @@ def _pairs(target: Sharding) -> list[tuple[int, int]]:
 
 
 class Relayed:
-    """All hops of a plan, one after the other, with what a run asks of `Exchanges`.
+    """Runs all hops of a plan, one after the other. It has the interface of `Exchanges`.
 
     Args:
-        first: the hop that reads the sources.
-        hops: the others, which read targets; each with its exchanges.
+        first: the exchanges of the hop that reads the sources.
+        hops: the other hops, which read targets, each with its exchanges.
 
     Attributes:
-        reads, written: as of `Exchanges`, by place in the plan.
+        reads, written: as of `Exchanges`; indices are positions in the plan.
         sent_bytes, changed: as of `ChangesOnly`.
     """
 
     def __init__(self, first: Exchanges | Rounds, hops: Sequence[tuple[Hop, Exchanges]]) -> None:
         self._first, self._hops = first, hops
         self.reads, self.written = first.reads, frozenset[int]()
+        # The first hop has no label: it is named as a transfer without a relay.
         for number, (_, exchanges) in enumerate(hops, 2):
             exchanges.label = f"hop {number} of {len(hops) + 1}, "
 
     @property
     def staging(self) -> int:
-        """The most bytes that buffers take at one time."""
+        """The most bytes that buffers take at one time in a run."""
         return max([self._first.staging, *[exchanges.staging for _, exchanges in self._hops]])
 
     def run(
@@ -142,7 +169,12 @@ class Relayed:
         watch: Watch | None = None,
         state: object = None,
     ) -> None:
-        """Run all hops. Raises as `Exchanges.run`; what an earlier hop wrote is torn, too."""
+        """Run all hops. Arguments are those of `Exchanges.run`.
+
+        Raises:
+            Torn: a hop failed after it, or an earlier hop, had written a target.
+            RuntimeError: a hop failed before any target was written.
+        """
         self.written = frozenset()
         try:
             self._first.run(sources, targets, sent, keeps, watch, state)
@@ -156,35 +188,37 @@ class Relayed:
                 if self.written and not isinstance(error, Torn):
                     raise Torn(str(error)) from error
                 raise
-            finally:
+            finally:  # also if it failed: the version counters of the targets that it wrote have to rise
                 self.written |= {hop.targets[place] for place in exchanges.written}
 
     def forget(self) -> None:
-        """Keep no view, and nothing of what was sent."""
-        for each in self._all:
-            each.forget()
+        """Let go of all views, and of what was sent."""
+        for exchanges in self._all:
+            exchanges.forget()
 
     def lose(self, ranks: Iterable[int] | None = None) -> None:
-        """See `ChangesOnly`."""
-        some = None if ranks is None else [*ranks]
-        for each in self._changes:
-            each.lose(some)
+        """Send everything whole in the next run, in all hops. See `ChangesOnly.lose`."""
+        losing = None if ranks is None else [*ranks]
+        for exchanges in self._changes:
+            exchanges.lose(losing)
 
     @property
     def sent_bytes(self) -> int:
-        """See `ChangesOnly`."""
-        return sum([each.sent_bytes for each in self._changes])
+        """The bytes that this rank sent in the last run, in all hops. See `ChangesOnly`."""
+        return sum([exchanges.sent_bytes for exchanges in self._changes])
 
     @property
     def changed(self) -> tuple[int, int]:
-        """See `ChangesOnly`."""
-        each = [each.changed for each in self._changes]
-        return sum([elements for elements, _ in each]), sum([of for _, of in each])
+        """How many elements this rank sent in the last run, and of how many, in all hops. See `ChangesOnly`."""
+        counts = [exchanges.changed for exchanges in self._changes]
+        return sum([elements for elements, _ in counts]), sum([total for _, total in counts])
 
     @property
     def _all(self) -> list[Exchanges | Rounds]:
+        """The exchanges of all hops, in order."""
         return [self._first, *[exchanges for _, exchanges in self._hops]]
 
     @property
     def _changes(self) -> list[ChangesOnly]:
-        return [each for each in self._all if isinstance(each, ChangesOnly)]
+        """The exchanges of all hops that send changes alone: all of them with `changes=`, else none."""
+        return [exchanges for exchanges in self._all if isinstance(exchanges, ChangesOnly)]

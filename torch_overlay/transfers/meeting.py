@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
-def living(ranks: Any, what: str, size: int | None = None) -> list[int]:
+def checked_ranks(ranks: Any, what: str, size: int | None = None) -> list[int]:
     """Check a list of ranks that a user gave, and return it.
 
     Args:
@@ -74,15 +74,15 @@ def in_world(group: ProcessGroup | Sequence[int] | None, purpose: str) -> Meetin
         purpose: begins the errors, as "A Transfer".
 
     Raises:
-        TypeError: as `living`.
-        ValueError: as `living`, or this rank isn't one of them.
+        TypeError: as `checked_ranks`.
+        ValueError: as `checked_ranks`, or this rank isn't one of them.
     """
     world = distributed_c10d._get_default_group()
     if group is None or isinstance(group, ProcessGroup):
         ranks: list[int] = dist.get_process_group_ranks(group or world)
         timeout, name = timeout_of(group or world), (group or world).group_name
     else:
-        ranks, timeout = sorted(living(group, "group")), timeout_of(world)
+        ranks, timeout = sorted(checked_ranks(group, "group")), timeout_of(world)
         name = hashlib.sha256(repr(ranks).encode()).hexdigest()
     if dist.get_rank() not in ranks:
         raise ValueError(f"{purpose} of {of_ranks(ranks)} can't be made by rank {dist.get_rank()}.")

@@ -46,26 +46,32 @@ _calls: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
 @contextmanager
-def one_fate(group: ProcessGroup | None, wrong: Sequence[str | None], asks: bool = False) -> Iterator[bool]:
-    """For what the ranks of a group do together: if this rank can't, the others hear why. With `asks` at once, before
-    anything is sent; else when they gave up waiting, as they do where the backend's `wait` blocks the host (gloo).
+def share_problems(group: ProcessGroup | None, wrong: Sequence[str | None], asks: bool = False) -> Iterator[bool]:
+    """Wrap what the ranks of a group do together, so that ranks that can take part hear why another one can't.
 
-    Gives whether something is wrong here.
+    A rank with a problem writes it into the store. With `asks`, all ranks raise at once, before anything is sent. Else
+    the others find it there when they have given up waiting for this rank, as they do where a wait blocks the host
+    (gloo).
 
     Args:
-        wrong: what is wrong on this rank; None is nothing.
-        asks: whether the ranks ask one another first, by `agreed_count`; the same on all of them.
+        group: None if this rank alone does it.
+        wrong: the problems of this rank, in words; None stands for none.
+        asks: True if the ranks call `agreed_count` within, which raises on all of them; the same on all ranks.
+
+    Yields:
+        True if this rank has a problem, and asks.
 
     Raises:
-        ValueError: something is wrong on this rank.
-        RuntimeError: something failed; says what was wrong on another rank.
+        ValueError: this rank has a problem.
+        RuntimeError: what was done failed; says the problem of another rank, if it had one.
     """
-    text = "; ".join(one.removesuffix(".") for one in wrong if one is not None)
+    text = "; ".join(problem.removesuffix(".") for problem in wrong if problem is not None)
     if group is None:
         if text:
             raise ValueError(f"Nothing was redistributed: {text}.")
         yield False
         return
+    # Each redistribution of a group has a key of its own, so that a problem of an earlier one isn't found again.
     calls = _calls.setdefault(distributed_c10d._get_default_group(), Counter())
     calls[group.group_name] += 1
     key = f"torch_overlay/{group.group_name}/redistribution {calls[group.group_name]}"
@@ -85,10 +91,11 @@ def one_fate(group: ProcessGroup | None, wrong: Sequence[str | None], asks: bool
 
 
 class Change(NamedTuple):
-    """One tensor, and what is to become of it.
+    """One tensor that gets other placements on its own mesh.
 
     Attributes:
-        before, after: what each coordinate holds; nothing is pending.
+        placements: the new ones.
+        before, after: which coordinate holds which box; nothing is pending.
         name: for errors.
     """
 
@@ -100,12 +107,20 @@ class Change(NamedTuple):
 
     @property
     def axes(self) -> frozenset[int]:
-        """Along which pieces move."""
+        """The axes of the mesh along which ranks send something to one another."""
         return crossed(self.before, self.after)
 
 
 def read_change(tensor: DTensor, placements: Placements, name: str = "a tensor") -> Change | None:
-    """What is to be done on a mesh that has groups; None if a call for this tensor alone should do it."""
+    """Read what is to change for a tensor that may move together with others.
+
+    None if it can't, and a redistribution of this tensor alone should do it: its mesh has no process groups, or not
+    this rank; shards aren't boxes; or a reduction is pending on either side.
+
+    Args:
+        placements: the new ones.
+        name: for errors.
+    """
     mesh, spec, shape = tensor.device_mesh, tensor._spec, tuple(tensor.shape)
     if group_names(mesh) is None or mesh.get_coordinate() is None or not at_hand(mesh, Site.of(mesh)).known:
         return None
@@ -121,19 +136,30 @@ def read_change(tensor: DTensor, placements: Placements, name: str = "a tensor")
 
 
 def batches(mesh: DeviceMesh, changes: Mapping[int, Change]) -> tuple[list[list[int]], list[int]]:
-    """Which tensors of a mesh go together, by number, and which go alone, since no group at hand is over all axes along
-    which one of them moves."""
+    """Decide which tensors of a mesh move together.
+
+    If the mesh has one process group over all axes along which any of them moves, all go together. Else those go
+    together that move along the same axes, if the mesh has a group over these.
+
+    Args:
+        changes: by number.
+
+    Returns:
+        Lists of numbers that go together; and the numbers of those that go alone, since the mesh lacks such a group.
+    """
     if _is_at_hand(mesh, _axes(changes.values())):
         return [list(changes)], []
     parts: dict[frozenset[int], list[int]] = {}
     for number, change in changes.items():
         parts.setdefault(change.axes, []).append(number)
-    together = [some for axes, some in parts.items() if _is_at_hand(mesh, tuple(sorted(axes)))]
-    alone = [number for axes, some in parts.items() if not _is_at_hand(mesh, tuple(sorted(axes))) for number in some]
+    is_at_hand = {axes: _is_at_hand(mesh, tuple(sorted(axes))) for axes in parts}
+    together = [numbers for axes, numbers in parts.items() if is_at_hand[axes]]
+    alone = [number for axes, numbers in parts.items() if not is_at_hand[axes] for number in numbers]
     return together, alone
 
 
 def _axes(changes: Iterable[Change]) -> tuple[int, ...]:
+    """Return all axes along which some of these tensors move, ascending."""
     return tuple(sorted(frozenset().union(*[change.axes for change in changes])))
 
 
@@ -145,25 +171,30 @@ def _is_at_hand(mesh: DeviceMesh, axes: tuple[int, ...]) -> bool:
 def change_together(
     mesh: DeviceMesh, changes: Sequence[Change], budget: int, receivers: frozenset[int] = frozenset()
 ) -> list[torch.Tensor]:
-    """The new local tensors of one of the `batches`.
+    """Move the tensors of one of the `batches`, and return their new local tensors.
 
-    Collective over the ranks that differ along these axes only, which all give the same changes.
+    Collective over the ranks that differ in their coordinates on these axes only. All of them give the same changes.
 
     Args:
-        receivers: the only ranks that want the results, which are whole tensors then; others get empty ones, and send.
-            All ranks want theirs if none are given.
+        budget: the bytes that buffers may take.
+        receivers: ranks that get the whole tensors, while the others send, and get empty ones. If none are given, every
+            rank gets its own part.
+
+    Raises:
+        ValueError: a local tensor of this rank doesn't fit its placements, or the budget is too small.
+        RuntimeError: the same is so on another rank, or an exchange failed.
     """
     axes = _axes(changes)
     ranks = ranks_along(mesh, axes, mesh.get_coordinate() or [])
     group = find_group(at_hand(mesh, Site.of(mesh)).find(mesh, axes).name) if axes else None
-    some = sorted(receivers.intersection(ranks.ranks)) if receivers else None
-    is_wanted, wants = some != [], some is None or dist.get_rank() in some
-    moves = moves_along(changes, ranks, some) if is_wanted else []
+    own_receivers = sorted(receivers.intersection(ranks.ranks)) if receivers else None
+    # Receivers may all be elsewhere, on ranks that differ on other axes; then nobody here sends.
+    is_wanted, wants = own_receivers != [], own_receivers is None or dist.get_rank() in own_receivers
+    moves = moves_along(changes, ranks, own_receivers) if is_wanted else []
     asks = group is not None and most_bytes(moves, range(group.size())) > budget
     meshes = Meshes()
     wrong = [misfit(change.name, change.tensor, change.before, meshes) for change in changes]
-    told = span(f"redistribute {counted(len(changes), 'tensor')}")
-    with told, one_fate(group, wrong, asks) as is_wrong:
+    with span(f"redistribute {counted(len(changes), 'tensor')}"), share_problems(group, wrong, asks) as is_wrong:
         coordinate = mesh.get_coordinate() or []
         targets = []
         for change in changes:
@@ -173,7 +204,7 @@ def change_together(
             return targets
         team = Team.of(group, targets[0].device)
         schedule = kept_schedule(moves, dist.get_rank(), 1 if group is None else group.size())
-        # Where all that there is fits the budget, ranks know without asking that it is one exchange.
+        # Where even the largest rank's bytes fit the budget, ranks know without asking that it is one exchange.
         count = agreed_count(schedule, budget, team, is_wrong)[0] if asks else int(group is not None)
         sources = [change.tensor._local_tensor.detach() for change in changes]
         Exchanges(schedule, count, team).run(sources, targets if wants else [None] * len(changes))
@@ -181,62 +212,80 @@ def change_together(
 
 
 def ranks_along(mesh: DeviceMesh, axes: Sequence[int], here: Sequence[int]) -> Ranks:
-    """Who stands where along these axes, from a coordinate."""
+    """Return the ranks of a slice of the mesh: those that differ from a coordinate on these axes only."""
     ranges = [range(mesh.size(axis)) if axis in axes else range(at, at + 1) for axis, at in enumerate(here)]
     members = mesh.mesh[tuple([slice(part.start, part.stop) for part in ranges])]
     return Ranks(members.flatten().tolist(), ranges)
 
 
 def moves_along(changes: Iterable[Change], ranks: Ranks, receivers: Sequence[int] | None = None) -> list[Move]:
-    """Each tensor's."""
-    found = []
-    alone = Ranks.of(receivers, (len(receivers),)) if receivers else None
+    """Return the moves of tensors on one mesh.
+
+    Args:
+        ranks: those of the slice of the mesh along which they move.
+        receivers: if given, the targets are whole tensors on these ranks.
+    """
+    moves = []
+    receiver_ranks = Ranks.of(receivers, (len(receivers),)) if receivers else None
     for change in changes:
         before, after = change.before, Side(change.after, ranks)
-        if alone is not None:
-            sizes = (len(alone.ranks),)
-            after = Side(read_cuts((Replicate(),), None, len(before.shape), sizes).on(before.shape, sizes), alone)
-        found.append(Move(Side(before, ranks), after, change.tensor.dtype.itemsize))
-    return found
+        if receiver_ranks is not None:
+            sizes = (len(receiver_ranks.ranks),)
+            whole = read_cuts((Replicate(),), None, len(before.shape), sizes).on(before.shape, sizes)
+            after = Side(whole, receiver_ranks)
+        moves.append(Move(Side(before, ranks), after, change.tensor.dtype.itemsize))
+    return moves
 
 
 Target = tuple["DeviceMesh", "Placements"]
-PLANS = 4  # of a world, that are remembered
+PLANS = 4  # so many plans of a world are remembered
 
 
 def change_meshes(
     tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, names: Sequence[str]
 ) -> list[DTensor]:
-    """The tensors on their new meshes. A rank outside of one holds nothing of it, as torch has it.
+    """Redistribute tensors to other meshes. Collective over the ranks of all these meshes.
 
-    Collective over the ranks of all these meshes.
+    Args:
+        targets: for each tensor its new mesh and placements.
+        budget: the bytes that buffers may take.
+        names: of the tensors, for errors.
+
+    Returns:
+        The new DTensors. On a rank outside of the new mesh the local tensor is empty, as torch makes it.
 
     Raises:
-        ValueError: a pending reduction on either side, meshes for different devices, or a budget that is too small.
-        NotPlanned: shards that are no boxes.
-        RuntimeError: this rank is in none of the meshes.
+        ValueError: a reduction is pending on either side, meshes are for different devices, a slice differs between
+            ranks, or the budget is too small.
+        NotPlanned: a shard is no box.
+        RuntimeError: this rank is in none of the meshes, another rank has a problem, or an exchange failed.
     """
     meshes = Meshes()
     key = tuple([_key(tensor, *target, meshes) for tensor, target in zip(tensors, targets)]), budget
-    plan = _taken(key) or _Plan.of(tensors, targets, budget, meshes)
-    made = []
+    plan = _take_plan(key) or _Plan.of(tensors, targets, budget, meshes)
+    local_targets = []
     for tensor, shape in zip(tensors, plan.shapes):
-        made.append(torch.empty(shape, dtype=tensor.dtype, device=tensor._local_tensor.device))
+        local_targets.append(torch.empty(shape, dtype=tensor.dtype, device=tensor._local_tensor.device))
     wrong: list[str | None] = []
     if any(tensor._local_tensor.shape != shape for tensor, shape in zip(tensors, plan.held)):
         wrong += [misfit(name, t, move.source.regions, meshes) for name, t, move in zip(names, tensors, plan.moves)]
-    told = span(f"redistribute {counted(len(tensors), 'tensor')}")
-    with told, one_fate(plan.group, wrong, plan.asks) as is_wrong:
-        _exchange(tensors, plan, made, is_wrong)
-    _keep(key, plan, tensors)
-    return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
+    with (
+        span(f"redistribute {counted(len(tensors), 'tensor')}"),
+        share_problems(plan.group, wrong, plan.asks) as is_wrong,
+    ):
+        _exchange(tensors, plan, local_targets, is_wrong)
+    _keep_plan(key, plan, tensors)
+    return [dtensor_like(tensor, local, *target) for tensor, local, target in zip(tensors, local_targets, targets)]
 
 
 def _key(tensor: DTensor, mesh: DeviceMesh, placements: Placements, meshes: Meshes) -> Any:
-    """What a tensor's plan depends on; by class, too: a subclass of Partial calls itself equal to it. It has no mesh,
-    which would keep its groups alive."""
-    spec, here = tensor._spec, tensor.device_mesh
-    ranks = meshes.ranks(here), meshes.ranks(mesh), here.device_type, mesh.device_type
+    """Return all that a tensor's plan depends on, as a key.
+
+    It has the classes of the placements, since a subclass of Partial compares equal to it. It has no mesh: that would
+    keep its process groups alive.
+    """
+    spec, source_mesh = tensor._spec, tensor.device_mesh
+    ranks = meshes.ranks(source_mesh), meshes.ranks(mesh), source_mesh.device_type, mesh.device_type
     kinds = tuple(map(type, (*spec.placements, *placements)))
     local = tensor._local_tensor
     order = getattr(spec, "shard_order", None)
@@ -244,14 +293,16 @@ def _key(tensor: DTensor, mesh: DeviceMesh, placements: Placements, meshes: Mesh
 
 
 class _Plan(NamedTuple):
-    """What is found once for tensors that lie alike.
+    """The plan of a redistribution between meshes on this rank, which serves all tensors with the same key.
 
     Attributes:
-        shapes: of what this rank gets; outside of a mesh nothing, with all its dims, so that gradients can flow there.
-        held: of what this rank has.
-        budget: for buffers.
-        asks: whether it may take several exchanges; all ranks find the same.
-        ready: the exchanges, as they were made the last time, if they were.
+        shapes: of the local targets; outside of the new mesh as many dims of length 0, so that gradients can flow.
+        held: the shapes that the local sources must have.
+        group: over the ranks of all meshes.
+        budget: the bytes that buffers may take.
+        asks: True if several exchanges may be needed, so that ranks ask one another for their number; the same on all
+            ranks.
+        ready: the exchanges of the last run, if there was one.
     """
 
     moves: list[Move]
@@ -264,13 +315,14 @@ class _Plan(NamedTuple):
 
     @staticmethod
     def of(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, meshes: Meshes) -> _Plan:
-        """Raises as `change_meshes`, before anything is sent."""
+        """Plan a redistribution. Makes the process group, collectively, in the first call for these ranks. Raises as
+        `change_meshes`, before anything is sent."""
         moves = moves_across(tensors, targets, meshes)
         shapes, held = [], []
         for tensor, move, (mesh, _) in zip(tensors, moves, targets):
-            here, there = meshes.view(tensor.device_mesh).coordinate, meshes.view(mesh).coordinate
-            shapes.append((0,) * max(tensor.ndim, 1) if there is None else move.target.box(there).length)
-            held.append(tuple(tensor._local_tensor.shape) if here is None else move.source.box(here).length)
+            before, after = meshes.view(tensor.device_mesh).coordinate, meshes.view(mesh).coordinate
+            shapes.append((0,) * max(tensor.ndim, 1) if after is None else move.target.box(after).length)
+            held.append(tuple(tensor._local_tensor.shape) if before is None else move.source.box(before).length)
         sides = {side.ranks for move in moves for side in (move.source, move.target)}
         members = sorted({rank for ranks in sides for rank in ranks.ranks})
         for tensor, (mesh, _) in zip(tensors, targets):
@@ -281,65 +333,73 @@ class _Plan(NamedTuple):
             raise RuntimeError(
                 f"Rank {dist.get_rank()} redistributes between meshes over {of_ranks(members)}, and is none of them."
             )
-        told = f"{counted(len(moves), 'tensor')} of {of_ranks(members)} from mesh to mesh"
-        log_plan("redistribution_plan", lambda: told)
+        described = f"{counted(len(moves), 'tensor')} of {of_ranks(members)} from mesh to mesh"
+        log_plan("redistribution_plan", lambda: described)
         return _Plan(moves, shapes, held, group, budget, most_bytes(moves, members) > budget, [])
 
 
-# Plans of this world, by what they were made for, the latest last. One that is used isn't in it.
+# For each world its plans by their keys, the latest last. A plan that is in use isn't there, so that two threads don't
+# run the same exchanges.
 _plans: WeakKeyDictionary[ProcessGroup, dict[Any, _Plan]] = WeakKeyDictionary()
 
 
-def _taken(key: Any) -> _Plan | None:
-    """A plan that was made before; its group is still there."""
+def _take_plan(key: Any) -> _Plan | None:
+    """Take a plan out of the remembered ones. None if there is none with this key, or its group was destroyed."""
     plan = _plans.get(distributed_c10d._get_default_group(), {}).pop(key, None)
     return plan if plan is not None and plan.group in distributed_c10d._world.pg_map else None
 
 
-def _keep(key: Any, plan: _Plan, tensors: Sequence[DTensor]) -> None:
-    """A program that moves its model does so again and again. What is large isn't kept, nor what has no numbers."""
+def _keep_plan(key: Any, plan: _Plan, tensors: Sequence[DTensor]) -> None:
+    """Remember a plan, since a program that moves its model does so again and again. Large plans, and those of fake
+    tensors, aren't remembered."""
     if len(tensors) * plan.group.size() > KEPT or any(type(t._local_tensor) is not torch.Tensor for t in tensors):
         return
     known = _plans.setdefault(distributed_c10d._get_default_group(), {})
     known[key] = plan
+    # A dict keeps the order in which keys were added: the first one is the oldest.
     while len(known) > PLANS:
         known.pop(next(iter(known)), None)
 
 
 def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: Meshes) -> list[Move]:
-    """Each tensor's way to its new mesh. Raises as `change_meshes` does."""
+    """Return each tensor's move to its new mesh. Raises as `change_meshes`."""
     moves = []
     for tensor, (mesh, placements) in zip(tensors, targets):
         _check(tensor, mesh, placements)
         shape, sizes = tuple(tensor.shape), meshes.view(mesh).sizes
         before = regions_of("the tensor", tensor, meshes)
         after = regions_on(placements, None, shape, sizes)
-        ends = [meshes.ranks(each) for each in (tensor.device_mesh, mesh)]
-        moves.append(Move(Side(before, ends[0]), Side(after, ends[1]), tensor.dtype.itemsize))
+        ranks_before, ranks_after = meshes.ranks(tensor.device_mesh), meshes.ranks(mesh)
+        moves.append(Move(Side(before, ranks_before), Side(after, ranks_after), tensor.dtype.itemsize))
     return moves
 
 
-def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
-    """A DTensor of the same shape and strides on another mesh, or with other placements."""
+def dtensor_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
+    """Make a DTensor with the shape and strides of `tensor` from a local tensor, on a mesh with placements."""
     meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
     return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
 
 
-def _exchange(tensors: Sequence[DTensor], plan: _Plan, made: Sequence[torch.Tensor], is_wrong: bool) -> None:
-    team = Team.of(plan.group, made[0].device)
+def _exchange(tensors: Sequence[DTensor], plan: _Plan, local_targets: Sequence[torch.Tensor], is_wrong: bool) -> None:
+    """Run the exchanges of a plan, from the tensors into the local targets."""
+    team = Team.of(plan.group, local_targets[0].device)
+    # A rank may be in one of both meshes only.
     held, wanted = (
         [local if side.ranks.coordinate(team.rank) is not None else None for local, side in zip(locals_, sides)]
         for locals_, sides in (
             ([tensor._local_tensor.detach() for tensor in tensors], [move.source for move in plan.moves]),
-            (made, [move.target for move in plan.moves]),
+            (local_targets, [move.target for move in plan.moves]),
         )
     )
     _ready(plan, team, is_wrong).run(held, wanted)
 
 
 def _ready(plan: _Plan, team: Team, is_wrong: bool) -> Exchanges:
-    """The exchanges. How many there are follows from the moves alone, or ranks ask one another each time: what one of
-    them remembers, another may have forgotten."""
+    """Return the exchanges of a plan: those of the last run, if there are as many now.
+
+    Their number follows from the moves alone, or ranks ask one another for it in each run. It can't be remembered: one
+    rank may have forgotten the plan when another has not, and ranks must ask together.
+    """
     schedule = plan.ready[0].schedule if plan.ready else kept_schedule(plan.moves, team.rank, len(team.ranks))
     count = agreed_count(schedule, plan.budget, team, is_wrong)[0] if plan.asks else 1
     if [exchanges.count for exchanges in plan.ready] != [count]:
@@ -348,11 +408,12 @@ def _ready(plan: _Plan, team: Team, is_wrong: bool) -> Exchanges:
 
 
 def _check_one_view(mesh: DeviceMesh, members: Sequence[int], meshes: Meshes) -> None:
-    """ValueError if other ranks that take part have another slice of the same name.
+    """Check that other ranks that take part don't have another slice of the same name. Raises ValueError if they do.
 
     From a 2x2 mesh to `mesh["a"]`, ranks 0 and 1 each plan for a slice of their own, {0, 2} and {1, 3}, and would
     exchange by two different plans: wrong values, without an error.
     """
+    # A root mesh is the same on all of its ranks. Of a slice, each rank has its own.
     root = mesh._get_root_mesh()
     if root is mesh:
         return
@@ -368,6 +429,7 @@ def _check_one_view(mesh: DeviceMesh, members: Sequence[int], meshes: Meshes) ->
 
 
 def _check(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> None:
+    """Check that no new placement is pending, and that both meshes are for one device type. Raises ValueError."""
     if any(placement.is_partial() for placement in placements):
         raise ValueError(f"A tensor can't get a pending reduction on another mesh; asked for {placements}.")
     if tensor.device_mesh.device_type != mesh.device_type:

@@ -1,12 +1,13 @@
-"""Norms of gradients that lie on several meshes, as those of dense layers and of experts do, or on none.
+"""Norms of gradients on several meshes, as those of dense layers and of experts are, or on no mesh.
 
-Torch stacks the norms of all gradients, which it can do on one mesh only. Here each mesh's are reduced by themselves,
-in one all-reduce, and the total is a plain tensor, the same on all ranks. A plain gradient beside them is the same on
-all ranks, too, and counts once. Gradients on one mesh go torch's own way: there the norms are pending when they are
-stacked, so one all-reduce is enough.
+Torch stacks the norms of all gradients, which works on one mesh only. Here the norms of each mesh are reduced by
+themselves, in one all-reduce a mesh, and the total is a plain tensor, the same on all ranks. A plain gradient beside
+them is the same on all ranks, too, and counts once. If all gradients are on one mesh, torch's own function runs: it
+stacks pending norms, so that one all-reduce is enough.
 
-The functions that torch calls are wrapped, and the wrapped one is found in the wrapper's closure. It is replaced there,
-so that every name for the wrapper follows. Importing this imports no DTensor: a program that clips may have none.
+torch wraps the functions that it calls here, and the wrapped function is in the wrapper's closure. It is replaced
+there, so that the wrapper keeps its identity under every name. Importing this imports no DTensor: a program that clips
+gradients may have none.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from .empty_shards import leaves_some_empty
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-NAME = "func"  # what torch's decorator calls the function that it wraps
+NAME = "func"  # the name that torch's decorator has for the function that it wraps
 
 
 def _cell(wrapper: Any) -> CellType:
-    """Where a wrapper of torch's holds the function that it calls. Raises KeyError if it is no such wrapper."""
+    """Return the closure cell in which a wrapper of torch's has the function that it calls. Raises KeyError if it is no
+    such wrapper."""
     return dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True))[NAME]
 
 
@@ -37,73 +39,81 @@ scale_one: Callable[..., None] = _cell(clip_grad._clip_grads_with_norm_).cell_co
 
 
 def norm_by_mesh() -> None:
-    """Let torch's function take the norm of gradients on several meshes."""
+    """Replace torch's `_get_total_norm` by `total_norm`."""
     _cell(clip_grad._get_total_norm).cell_contents = total_norm
 
 
 def norm_on_one_mesh(_: None) -> None:
-    """Take it back."""
+    """Put torch's `_get_total_norm` back."""
     _cell(clip_grad._get_total_norm).cell_contents = one_norm
 
 
 def clip_by_mesh() -> None:
-    """Let torch's function scale gradients on several meshes."""
+    """Replace torch's `_clip_grads_with_norm_` by `clip_with_norm`."""
     _cell(clip_grad._clip_grads_with_norm_).cell_contents = clip_with_norm
 
 
 def clip_on_one_mesh(_: None) -> None:
-    """Take it back."""
+    """Put torch's `_clip_grads_with_norm_` back."""
     _cell(clip_grad._clip_grads_with_norm_).cell_contents = scale_one
 
 
 def total_norm(
     tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> torch.Tensor:
-    """As torch's; of DTensors on several meshes, or beside plain tensors, a plain tensor."""
+    """Do what torch's function does. For DTensors on several meshes, or beside plain tensors, the norm is a plain
+    tensor.
+    """
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     norm_type = float(norm_type)
     by_mesh = _by_mesh(tensors, tensors)
-    for mesh, some in by_mesh.items():
+    for mesh, on_mesh in by_mesh.items():
         if mesh is not None:
-            by_mesh[mesh] = [_ready(each, norm_type) for each in some]
+            by_mesh[mesh] = [_reduced(tensor, norm_type) for tensor in on_mesh]
     if len(by_mesh) < 2:
         return one_norm(*(by_mesh.values() or [tensors]), norm_type, error_if_nonfinite, foreach)
-    norms: list[Any] = [one_norm(some, norm_type, False, foreach) for some in by_mesh.values()]
+    norms: list[Any] = [one_norm(on_mesh, norm_type, False, foreach) for on_mesh in by_mesh.values()]
     norms = [norm if mesh is None else norm.full_tensor() for mesh, norm in zip(by_mesh, norms)]
-    # The norm of order 0 is how many tensors aren't zero, and these numbers are added.
+    # The norm of order 0 counts the tensors that aren't zero, so those of several meshes are added: order 1.
     return one_norm(norms, norm_type or 1.0, error_if_nonfinite, foreach)
 
 
 def clip_with_norm(parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None) -> None:
-    """As torch's."""
+    """Do what torch's function does: scale the gradients of all parameters so that their norm is at most `max_norm`.
+
+    Args:
+        total_norm: of all gradients. A DTensor if they are on one mesh, which is made plain for gradients elsewhere.
+    """
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     by_mesh = _by_mesh([parameter.grad for parameter in parameters], parameters)
     home = _mesh_of(total_norm)
     if home is not None and any(mesh != home for mesh in by_mesh):
         total_norm = total_norm.full_tensor()
-    for some in by_mesh.values():
-        scale_one(some, max_norm, total_norm, foreach)
+    for on_mesh in by_mesh.values():
+        scale_one(on_mesh, max_norm, total_norm, foreach)
 
 
 def _mesh_of(tensor: torch.Tensor) -> DeviceMesh | None:
-    return getattr(tensor, "device_mesh", None)  # of a DTensor
+    """Return the mesh of a DTensor; None for a plain tensor."""
+    return getattr(tensor, "device_mesh", None)
 
 
 def _by_mesh(tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> dict[DeviceMesh | None, list[Any]]:
-    """The values of the tensors on each mesh, in the order in which the meshes come; those of plain tensors by None."""
-    found: dict[DeviceMesh | None, list[Any]] = {}
+    """Group values by the mesh of the tensor to which each belongs, in the order in which meshes come. Under None,
+    those of plain tensors."""
+    grouped: dict[DeviceMesh | None, list[Any]] = {}
     for tensor, value in zip(tensors, values):
-        found.setdefault(_mesh_of(tensor), []).append(value)
-    return found
+        grouped.setdefault(_mesh_of(tensor), []).append(value)
+    return grouped
 
 
-def _ready(tensor: Any, norm_type: float) -> Any:
-    """A DTensor that isn't pending and has the same norm, which has a value on each rank.
+def _reduced(tensor: Any, norm_type: float) -> Any:
+    """Return a DTensor that has the same norm, isn't pending, and whose shards have a norm on every rank.
 
-    For an infinite order, or one below 0, an empty shard has none. Each rank then gives the norm of its shard as one
-    element, an empty one the element that changes no least or greatest and adds nothing. That takes no collective, but
-    a graph with an open size can't ask what is empty: there `empty_shards` makes the tensor whole.
+    For an infinite order, or one below 0, the norm of an empty shard is an error. Each rank then gives the norm of its
+    own shard as one element; an empty shard gives the one that changes neither a maximum nor a minimum. That takes no
+    collective. A graph with symbolic sizes can't ask what is empty: there `empty_shards` makes the tensor whole.
     """
     from torch.distributed.tensor import Replicate
 
@@ -122,7 +132,8 @@ def _ready(tensor: Any, norm_type: float) -> Any:
 
 
 def _beside_one_another(norm: torch.Tensor, tensor: Any) -> Any:
-    """A DTensor of one dim, with one element of each rank that has another shard of `tensor`."""
+    """Make a DTensor of one dim from one element of each rank: ranks with different shards of `tensor` are beside one
+    another, replicas of a shard are replicas."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     mesh = tensor.device_mesh

@@ -1,17 +1,17 @@
-"""Tensors in pieces, each planned by one rank: no rank reads the pieces of all others.
+"""Plan tensors in pieces, each on one rank, so that no rank has to read the pieces of all others.
 
 A mixture of experts has tens of thousands of tensors, and each trainer gives its rows of every one. So each name has a
-planner, a rank that a hash of the name says. All ranks that have tensors are planners. Start at `ask_planners`:
+planner: the rank that a hash of the name gives. All ranks that have tensors are planners. Start at `ask_planners`:
 
-1. Each rank sends each planner a statement: which boxes it gives and wants of the planner's tensors.
-2. The `Planner` compares what the ranks of a tensor state, plans who sends what to whom, and answers each rank with its
-   own part. Tensors that lie alike on both sides are planned once.
+1. Each rank sends each planner a statement: which boxes it gives and wants of that planner's tensors.
+2. The `Planner` compares what the ranks of a tensor state, plans which rank sends what to whom, and answers each rank
+   with its own part. Tensors with equal shardings on both sides are planned once.
 3. It asks for digests of the boxes that several ranks give, and compares them.
-4. Its verdict, which goes to all ranks by the store, is what is wrong, and what there is in all.
+4. Its verdict goes to all ranks through the store: what is wrong, and which tensors there are in all.
 
-A side on a mesh, or of plain tensors, is known to all ranks from their descriptions; a planner takes it from there. A
-message is names and types as JSON, and one flat array of whole numbers: reading it runs nothing. All but `ask_planners`
-is free of effects, so that a test can have many ranks in one process.
+A side on a mesh, or of plain tensors, is known to all ranks from their descriptions, and a planner reads it there. A
+message has names and types as JSON, and one flat array of integers, so that reading it runs no code. All functions but
+`ask_planners` send nothing, so that a test can have many ranks in one process.
 """
 
 from __future__ import annotations
@@ -51,35 +51,38 @@ if TYPE_CHECKING:
     from .descriptions import Data
     from .team import Team
 
-# Pieces of all ranks: up to here each rank describes its own to all, in one meeting and without a control group. On 8
-# ranks both ways took 60 ms of CPU at 1,000 pieces; at 4,000 asking planners took 75 ms and the other way 270.
+# With at most so many pieces on all ranks together, each rank describes its own to all, in one meeting and without a
+# control group. On 8 ranks both ways took 60 ms of CPU at 1,000 pieces; at 4,000 asking planners took 75 ms and the
+# other way 270.
 LISTED = 1024
-_OTHERS = len(SIDES)  # in place of a side: the number is that of a name that is on a mesh, or plain
+_OTHERS = len(SIDES)  # stands in place of a side before the number of a name that is on a mesh, or plain
 Numbers = tuple[int, int]  # of a piece of the source and of one of the target
 
 
 def planner_of(name: str, planners: int) -> int:
-    """Which of so many planners plans a tensor."""
+    """Return the number of the planner that plans a tensor, from 0 to `planners - 1`."""
     return zlib.crc32(_encoded(name)) % planners
 
 
 def key_of(name: str) -> int:
-    """64 bits by which ranks that don't have a tensor know that there is one."""
+    """Hash a name to 64 bits. Planners tell all ranks the hashes of all names, so that also a rank without a part in a
+    tensor can check `only=`."""
     return int.from_bytes(hashlib.blake2b(_encoded(name), digest_size=8).digest(), "little", signed=True)
 
 
 def _encoded(name: str) -> bytes:
+    """Encode a name, also one with half of a surrogate pair, which UTF-8 refuses."""
     return name.encode(errors="surrogatepass")
 
 
 def packed(words: Any, numbers: Sequence[int]) -> bytes:
-    """A message: what JSON takes, and whole numbers of 64 bits."""
+    """Make a message of a value that JSON takes, and of integers of 64 bits."""
     head = json.dumps(words).encode()
     return len(head).to_bytes(8, "little") + head + array("q", numbers).tobytes()
 
 
 def unpacked(message: bytes) -> tuple[Any, list[int]]:
-    """What `packed` was given."""
+    """Return what `packed` was given."""
     end = 8 + int.from_bytes(message[:8], "little")
     numbers = array("q")
     numbers.frombytes(message[end:])
@@ -87,25 +90,25 @@ def unpacked(message: bytes) -> tuple[Any, list[int]]:
 
 
 def in_pieces(shardings: Mapping[str, Sharding]) -> dict[str, Sharding]:
-    """The tensors that are in pieces."""
+    """Return the shardings of the tensors that are in pieces, by name."""
     return {name: sharding for name, sharding in shardings.items() if sharding.pieces}
 
 
 def without_pieces(said: Mapping[int, Description]) -> dict[int, Description]:
-    """What ranks said of tensors on meshes, and of plain ones; of those who said the same, one object."""
-    found: dict[int, Description] = {}
+    """Return the descriptions of all ranks without tensors in pieces. Equal descriptions stay one object."""
+    others: dict[int, Description] = {}
     for description, ranks in distinct_descriptions(said):
         sides = [
             {name: sharding for name, sharding in getattr(description, side).items() if not sharding.pieces}
             for side in SIDES
         ]
         digests = {name: seen for name, seen in (description.digests or {}).items() if name in sides[0]}
-        found |= dict.fromkeys(ranks, description._replace(source=sides[0], target=sides[1], digests=digests))
-    return found
+        others |= dict.fromkeys(ranks, description._replace(source=sides[0], target=sides[1], digests=digests))
+    return others
 
 
 def names_of_others(others: Mapping[int, Description]) -> list[str]:
-    """The names that some rank has on a mesh, or plain, ascending."""
+    """Return the names that some rank has on a mesh, or plain, in order. Messages refer to them by position."""
     return sorted({name for each, _ in distinct_descriptions(others) for side in SIDES for name in getattr(each, side)})
 
 
@@ -113,10 +116,16 @@ def names_of_others(others: Mapping[int, Description]) -> list[str]:
 
 
 def statements(sides: Sequence[Mapping[str, Sharding]], planners: int) -> tuple[list[bytes], list[list[list[str]]]]:
-    """The statement for each planner; and, by planner and side, the names in it, to which answers refer by number.
+    """Write this rank's statement for each planner.
+
+    A statement has each different sharding once, and then for each name the number of its sharding.
 
     Args:
-        sides: the tensors of this rank that are in pieces.
+        sides: the shardings of this rank's tensors in pieces, by side and name.
+        planners: how many there are.
+
+    Returns:
+        The statements; and for each planner and side the names in its statement, to which answers refer by position.
     """
     kinds: list[dict[Sharding, int]] = [{} for _ in range(planners)]
     names: list[list[list[str]]] = [[[], []] for _ in range(planners)]
@@ -127,8 +136,8 @@ def statements(sides: Sequence[Mapping[str, Sharding]], planners: int) -> tuple[
             known = kinds[planner]
             names[planner][side].append(name)
             chosen[planner][side].append(known.setdefault(sharding, len(known)))
-    made = []
-    for known, called, lies in zip(kinds, names, chosen):
+    messages = []
+    for known, planner_names, sharding_numbers in zip(kinds, names, chosen):
         types: dict[tuple[str, str], int] = {}
         numbers: list[int] = []
         for sharding in known:
@@ -137,18 +146,18 @@ def statements(sides: Sequence[Mapping[str, Sharding]], planners: int) -> tuple[
             numbers += [len(boxes), *sharding.regions.shape]
             for box in boxes:
                 numbers += [*box.start, *box.length]
-        numbers += itertools.chain(*lies)
-        made.append(packed([[*types], len(known), called], numbers) if known else b"")
-    return made, names
+        numbers += itertools.chain(*sharding_numbers)
+        messages.append(packed([[*types], len(known), planner_names], numbers) if known else b"")
+    return messages, names
 
 
 def stated(message: bytes) -> list[list[tuple[str, Sharding]]]:
-    """By side, the names in a statement, each with how it lies."""
+    """Read a statement: for each side, pairs of a name and its sharding."""
     if not message:
         return [[], []]
-    (types, many, names), numbers = unpacked(message)
+    (types, sharding_count, names), numbers = unpacked(message)
     at, kinds = 0, []
-    for _ in range(many):
+    for _ in range(sharding_count):
         kind, dims, boxes = numbers[at : at + 3]
         at += 3
         shape = tuple(numbers[at : at + dims])
@@ -157,16 +166,16 @@ def stated(message: bytes) -> list[list[tuple[str, Sharding]]]:
         at += 2 * dims * boxes
         dtype, device = types[kind]
         kinds.append(replicated_sharding(dtype, shape, (), device)._replace(pieces=(tuple(pieces),)))
-    found = []
-    for some in names:
-        found.append([*zip(some, map(kinds.__getitem__, numbers[at : at + len(some)]))])
-        at += len(some)
-    return found
+    sides = []
+    for side_names in names:
+        sides.append([*zip(side_names, map(kinds.__getitem__, numbers[at : at + len(side_names)]))])
+        at += len(side_names)
+    return sides
 
 
-def _boxes(numbers: Sequence[int], at: int, many: int, dims: int) -> list[Box]:
-    """Boxes that stand one after the other, from a place on."""
-    begins = [at + 2 * dims * number for number in range(many)]
+def _boxes(numbers: Sequence[int], at: int, count: int, dims: int) -> list[Box]:
+    """Read `count` boxes of `dims` dims from integers, the first one at position `at`."""
+    begins = [at + 2 * dims * number for number in range(count)]
     return [Box(tuple(numbers[n : n + dims]), tuple(numbers[n + dims : n + 2 * dims])) for n in begins]
 
 
@@ -174,25 +183,40 @@ def _boxes(numbers: Sequence[int], at: int, many: int, dims: int) -> list[Box]:
 
 
 def numbers_of(tensor: Tensor, pieces: Pieced) -> list[Numbers]:
-    """Of the pieces between which something goes, or stays; 0 of a side that isn't in pieces."""
+    """Return the pairs of piece numbers of a tensor between which elements may move. (0, 0) is always there.
+
+    Args:
+        pieces: the tensor's plan.
+    """
     if not (tensor.source.pieces and tensor.target.pieces):
-        ones, others = (range(max(map(len, side.pieces), default=1)) for side in tensor.sides)
-        return [*itertools.product(ones, others)]
+        # A side on a mesh has one piece, which may meet each of the other side's.
+        source_numbers, target_numbers = (range(max(map(len, side.pieces), default=1)) for side in tensor.sides)
+        return [*itertools.product(source_numbers, target_numbers)]
     return sorted({(0, 0), *pieces.pairs(zip(tensor.target.ranks, tensor.target.pieces))})
 
 
 class _Row(NamedTuple):
-    """How one tensor lies, as ranks state it: by side, (rank, number of its sharding)."""
+    """One tensor, as ranks state it.
 
-    lies: tuple[list[Numbers], list[Numbers]]
-    places: list[tuple[int, int, int]]  # for each rank that states it: the rank, the side, the number in the statement
+    Attributes:
+        stated: for each side, pairs of a rank and the number of the sharding that it states.
+        places: for each statement that has the tensor: the rank, the side, and the tensor's position in the statement.
+    """
+
+    stated: tuple[list[Numbers], list[Numbers]]
+    places: list[tuple[int, int, int]]
 
 
 class _Plan(NamedTuple):
-    """Tensors that lie alike, planned as one.
+    """The plan of tensors with equal shardings on both sides.
 
     Attributes:
-        key: equal for equal shardings of both sides, whichever rank plans them: these tensors travel together.
+        names: of the tensors.
+        tensor: the first one, which stands for all.
+        pieces: the plan.
+        numbers: the pairs of piece numbers between which elements may move.
+        key: a hash of the shardings, the same on every planner. A rank packs tensors of one key together, whichever
+            planners planned them.
     """
 
     names: list[str]
@@ -202,19 +226,25 @@ class _Plan(NamedTuple):
     key: tuple[int, int]
 
     def numbers_for(self, rank: int) -> Iterator[int]:
-        """What a rank does, as whole numbers."""
-        found = self.pieces.of(rank)
+        """Yield what a rank sends, receives and keeps, as integers, for each pair of piece numbers."""
+        routes = self.pieces.of(rank)
         for pair in self.numbers:
-            yield from _numbers_of_routes(found.get(pair))
+            yield from _numbers_of_routes(routes.get(pair))
 
 
 class Planner:
-    """The tensors in pieces that one rank plans.
+    """Plans the tensors in pieces whose names hash to one rank, when it is made. Then come `answers`, `compare` and
+    `verdict`, in this order.
 
     Args:
-        messages: by rank, its statement.
-        others: what each rank said of tensors that aren't in pieces.
-        gone: ranks that send nothing.
+        messages: for each rank its statement.
+        others: for each rank its description without tensors in pieces.
+        gone: ranks that have left, and send nothing.
+        strict: whether a name that only one side has is a problem.
+
+    Attributes:
+        problems: what is wrong with these tensors.
+        alone: for each side the names that only this side has.
     """
 
     def __init__(
@@ -227,17 +257,18 @@ class Planner:
         self._gone, self._strict = gone, strict
         self._others = distinct_descriptions(others)
         self._number = {name: number for number, name in enumerate(names_of_others(others))}
+        # Each different sharding has a number, so that tensors are grouped by integers.
         self._known: dict[Sharding, int] = {}
         self._shardings: list[Sharding] = []
         self._ends: dict[Sharding, End] = {}
         self._rows: dict[str, _Row] = {}
         for rank in sorted(messages):
-            for side, some in enumerate(stated(messages[rank])):
-                for place, (name, sharding) in enumerate(some):
+            for side, names_and_shardings in enumerate(stated(messages[rank])):
+                for place, (name, sharding) in enumerate(names_and_shardings):
                     row = self._rows.get(name)
                     if row is None:
                         row = self._rows[name] = _Row(([], []), [])
-                    row.lies[side].append((rank, self._called(sharding)))
+                    row.stated[side].append((rank, self._number_of(sharding)))
                     row.places.append((rank, side, place))
         self.problems: list[Problem] = []
         self._both = 0
@@ -245,54 +276,64 @@ class Planner:
         self._wanted: list[str] = []
         self._lost: list[str] = []
         self._asked: dict[int, list[tuple[str, Box]]] = {}
-        self._sources: list[tuple[list[str], Sharding]] = []  # names that lie alike, whose replicas are to be compared
+        # Names of equal shardings, with the sharding of their source. Their replicas are compared later.
+        self._sources: list[tuple[list[str], Sharding]] = []
         self._plans = [*self._planned()]
 
-    def _called(self, sharding: Sharding) -> int:
+    def _number_of(self, sharding: Sharding) -> int:
+        """Return the number of a sharding; a new one gets the next number."""
         number = self._known.setdefault(sharding, len(self._known))
         if number == len(self._shardings):
             self._shardings.append(sharding)
         return number
 
     def _planned(self) -> Iterator[_Plan]:
+        """Yield the plans of all tensors, one for all names that every rank states alike."""
         groups: dict[Any, list[str]] = {}
         for name in sorted(self._rows):
-            lies = [tuple(side) for side in self._rows[name].lies]
-            groups.setdefault((*lies, *self._lie_elsewhere(name)), []).append(name)
+            stated_sides = [tuple(side) for side in self._rows[name].stated]
+            groups.setdefault((*stated_sides, *self._described(name)), []).append(name)
         for names in groups.values():
             plan = self._plan(names)
             if plan is not None:
                 yield plan
 
-    def _lie_elsewhere(self, name: str) -> list[tuple[int, int, int]]:
-        """How it lies on meshes, or as plain tensors, in numbers."""
+    def _described(self, name: str) -> list[tuple[int, int, int]]:
+        """Return how ranks have a tensor on a mesh, or plain: the numbers of the description, the side and the
+        sharding."""
         if name not in self._number:
             return []
-        found = []
+        numbers = []
         for number, (description, _) in enumerate(self._others):
             for side, shardings in enumerate((description.source, description.target)):
                 if name in shardings:
-                    found.append((number, side, self._called(shardings[name])))
-        return found
+                    numbers.append((number, side, self._number_of(shardings[name])))
+        return numbers
 
     def _stated(self, name: str) -> Iterator[tuple[Description, list[int]]]:
-        """Descriptions of this tensor alone, with the ranks that say so."""
-        for side, lies in enumerate(self._rows[name].lies):
-            for rank, number in lies:
+        """Yield descriptions of this tensor alone, each with the ranks that gave it, in pieces or else."""
+        for side, rank_and_sharding in enumerate(self._rows[name].stated):
+            for rank, number in rank_and_sharding:
                 own = {name: self._shardings[number]}
                 yield (Description({}, own) if side else Description(own, {})), [rank]
         if name in self._number:
             for description, ranks in self._others:
-                source, target = ({n: some[n] for n in (name,) if n in some} for some in description[:2])
+                source, target = ({name: side[name]} if name in side else {} for side in description[:2])
                 yield Description(source, target), ranks
 
     def _plan(self, names: list[str]) -> _Plan | None:
-        """The plan of tensors that lie alike, after a look at the first one; None if something is wrong with them, or
-        only one side has them."""
+        """Plan tensors that every rank states alike. Only the first one is looked at.
+
+        If something is wrong with it, the others are planned one by one, so that each problem names its tensor.
+
+        Returns:
+            The plan; None if there is a problem, or only one side has the tensors. This adds to `problems` and `alone`.
+        """
         name = names[0]
         sides, problems = self._sides(name)
         source, target = sides
         if not problems and (source is None or target is None):
+            # Index 0 is the source: a name without a source is one that the target alone has.
             self.alone[source is None].extend(names)
             self._compare_later(names, source)
             if self._strict:
@@ -308,47 +349,58 @@ class Planner:
             if text is None:
                 self._both += len(names) - 1
                 self._compare_later(names, source)
-                return self._of(names, tensor, pieces)
+                return self._plan_of(names, tensor, pieces)
             problems = [Problem(2, 0, name, text)]
         self.problems += problems
+        # Each side by itself is right, so that the values of the source can be compared.
         if problems[0].stage > 0:
             self._compare_later([name], source)
-        for other in names[1:]:  # in words of its own
+        for other in names[1:]:
             self._plan([other])
         return None
 
     def _compare_later(self, names: list[str], source: Sharding | None) -> None:
+        """Note that replicas of these sources are to be compared."""
         if source is not None:
             self._sources.append((names, source))
 
     def _sides(self, name: str) -> tuple[list[Sharding | None], list[Problem]]:
-        """How a tensor lies on each side, as all ranks state it together, and what is wrong with a side."""
-        stated = sorted(self._stated(name), key=lambda each: each[1][0])
+        """Put together what ranks state of a tensor: the sharding of each side, None if nobody has it there; and what
+        is wrong with a side by itself."""
+        stated = sorted(self._stated(name), key=lambda description_and_ranks: description_and_ranks[1][0])
         sides: list[Sharding | None] = []
         problems: list[Problem] = []
         for side in SIDES:
             sides.append(join_side(stated, side, problems, self._gone).get(name))
         return sides, problems
 
-    def _of(self, names: list[str], tensor: Tensor, pieces: Pieced) -> _Plan | None:
+    def _plan_of(self, names: list[str], tensor: Tensor, pieces: Pieced) -> _Plan | None:
+        """Return the plan of tensors without problems; None if ranks that are gone want some of them, or alone have
+        some of them, which is an error on all ranks later."""
         source, target = tensor.sides
         is_lost = not self._gone.isdisjoint(source.ranks) and pieces.missing() is not None
         is_wanted = not self._gone.isdisjoint(target.ranks)
         self._lost += names if is_lost else []
         self._wanted += names if is_wanted else []
-        if is_lost or is_wanted:  # an error on all ranks; nobody may be left to send a part
+        if is_lost or is_wanted:  # there may be a cell without a holder, which can't be planned
             return None
+        # Planners don't know one another's tensors. So the key comes from the shardings, and is equal for equal ones.
         digest = hashlib.blake2b(repr(tensor.sides).encode(), digest_size=16).digest()
-        one, two = (int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:]))
-        return _Plan(names, tensor, pieces, numbers_of(tensor, pieces), (one, two))
+        low, high = (int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:]))
+        return _Plan(names, tensor, pieces, numbers_of(tensor, pieces), (low, high))
 
     def _end(self, sharding: Sharding) -> End:
+        """Return the boxes of all ranks for a sharding; made once for each."""
         if sharding not in self._ends:
             self._ends[sharding] = end_of(sharding)
         return self._ends[sharding]
 
     def answers(self, ranks: Sequence[int]) -> list[bytes]:
-        """What each of these ranks has to do with the tensors of this planner."""
+        """Write the answer to each of these ranks, in their order.
+
+        An answer has the keys of all names that are planned here; the boxes whose digests are asked for; and for each
+        plan in which the rank has a part, its routes and its names.
+        """
         keys = [key_of(name) for plan in self._plans for name in plan.names]
         plans: dict[int, list[int]] = {rank: [] for rank in ranks}
         types: dict[tuple[str, str], int] = {}
@@ -357,52 +409,59 @@ class Planner:
             kinds = [types.setdefault((side.dtype, side.device), len(types)) for side in (source, target)]
             dims = len(source.regions.shape)
             head = [*plan.key, *kinds, dims, len(plan.numbers), *itertools.chain(*plan.numbers)]
-            where = self._where(plan.names)
+            positions = self._positions(plan.names)
             for rank in sorted({*source.ranks, *target.ranks} - self._gone):
-                routes, named = [*plan.numbers_for(rank)], where.get(rank, where[None])
+                routes, named = [*plan.numbers_for(rank)], positions.get(rank, positions[None])
                 plans[rank] += [len(routes), len(named) // 2, *head, *routes, *named]
         asked: dict[int, list[int]] = {rank: [] for rank in ranks}
         for names, source in self._sources:
-            held, replicas = dict(zip(source.ranks, source.pieces)), _replicas(source)
+            pieces, replicas = dict(zip(source.ranks, source.pieces)), _replicas(source)
             for name in names if replicas else ():
                 for rank, side, place in self._rows[name].places:
                     if rank in replicas and not side:
                         asked[rank] += [place, len(replicas[rank]), *replicas[rank]]
-                        boxes = [(name, held[rank][number]) for number in replicas[rank]]
+                        boxes = [(name, pieces[rank][number]) for number in replicas[rank]]
                         self._asked.setdefault(rank, []).extend(boxes)
         return [packed([*types], [len(keys), *keys, len(asked[n]), *asked[n], *plans[n]]) for n in ranks]
 
-    def _where(self, names: Sequence[str]) -> dict[int | None, list[int]]:
-        """By rank, where each name stands in what it stated, as pairs of a side and a number; for a rank that stated
-        none of them, in the names that all know."""
-        found: dict[int | None, list[int]] = {None: []}
+    def _positions(self, names: Sequence[str]) -> dict[int | None, list[int]]:
+        """Return for each rank how an answer to it refers to these names: for each a side and a position, of the
+        statement that the rank sent. Under None, for ranks that stated none of them: _OTHERS and the position in
+        `names_of_others`."""
+        positions: dict[int | None, list[int]] = {None: []}
         for name in names:
             seen = set()
             for rank, side, place in self._rows[name].places:
                 if rank not in seen:
                     seen.add(rank)
-                    found.setdefault(rank, []).extend((side, place))
+                    positions.setdefault(rank, []).extend((side, place))
             if name in self._number:
-                found[None] += [_OTHERS, self._number[name]]
-        return found
+                positions[None] += [_OTHERS, self._number[name]]
+        return positions
 
     def compare(self, digests: Mapping[int, bytes]) -> None:
-        """Hear the digests that were asked for, by rank."""
-        by_place: dict[str, dict[int, list[tuple[Box, str]]]] = {}
+        """Compare the replicas of this planner's sources, and add those that differ to `problems`.
+
+        Args:
+            digests: for each rank the message of `Answers.digests` for this planner.
+        """
+        by_name: dict[str, dict[int, list[tuple[Box, str]]]] = {}
         for rank, asked in self._asked.items():
-            seen = unpacked(digests[rank])[0] if digests[rank] else []
-            for (name, box), one in zip(asked, seen):
-                by_place.setdefault(name, {}).setdefault(rank, []).append((box, one))
+            values = unpacked(digests[rank])[0] if digests[rank] else []
+            for (name, box), value in zip(asked, values):
+                by_name.setdefault(name, {}).setdefault(rank, []).append((box, value))
         shardings = {name: source for names, source in self._sources for name in names}
         plain = {name for name, sharding in shardings.items() if not sharding.pieces}
         self.problems += replica_problems([(_only(each, plain, True), ranks) for each, ranks in self._others])
-        for name, said in sorted(by_place.items()):
+        for name, said in sorted(by_name.items()):
             self.problems += replica_problems(
                 [(Description({name: shardings[name]}, {}, None, {name: said[rank]}), [rank]) for rank in sorted(said)]
             )
 
     def verdict(self) -> Data:
-        """For all ranks: what is wrong, and what there is."""
+        """Return what this planner tells all ranks, as JSON takes it. `Verdict` says what the values are; names on
+        meshes go by number, since all ranks know them."""
+        # Problems of later stages often only follow from those of an earlier one.
         stage = min([problem.stage for problem in self.problems], default=0)
         problems = sorted([problem for problem in self.problems if problem.stage == stage], key=lambda each: each[:3])
         tensors = [plan.tensor for plan in self._plans]
@@ -422,18 +481,20 @@ class Planner:
 
 
 def _replicas(source: Sharding) -> dict[int, list[int]]:
-    """By rank, the numbers of its pieces that stand more than once among all ranks'."""
-    many = Counter(box for boxes in source.pieces for box in boxes if box.elements)
-    if not many or max(many.values()) == 1:
+    """Return for each rank the numbers of its pieces whose boxes other pieces have, too. Ranks without such pieces are
+    left out."""
+    counts = Counter(box for boxes in source.pieces for box in boxes if box.elements)
+    if not counts or max(counts.values()) == 1:
         return {}
-    found = {
-        rank: [number for number, box in enumerate(boxes) if many[box] > 1]
+    numbers_by_rank = {
+        rank: [number for number, box in enumerate(boxes) if counts[box] > 1]
         for rank, boxes in zip(source.ranks, source.pieces)
     }
-    return {rank: numbers for rank, numbers in found.items() if numbers}
+    return {rank: numbers for rank, numbers in numbers_by_rank.items() if numbers}
 
 
 def _numbers_of_routes(routes: Routes | None) -> Iterator[int]:
+    """Yield routes as integers; None is a rank that does nothing. `_routes` reads them."""
     if routes is None:
         yield from (0, 0, 0)
         return
@@ -448,11 +509,14 @@ def _numbers_of_routes(routes: Routes | None) -> Iterator[int]:
 
 
 class _Answer(NamedTuple):
-    """What a planner answers for tensors that lie alike.
+    """What a planner answers a rank for tensors with equal shardings.
 
     Attributes:
-        kinds: of the source and of the target: type and device.
-        routes: for each pair of numbers.
+        names: of the tensors.
+        key: as of `_Plan`.
+        kinds: dtype and device type of the source, and those of the target.
+        numbers: the pairs of piece numbers between which elements may move.
+        routes: what this rank does, for each of these pairs.
     """
 
     names: list[str]
@@ -463,15 +527,15 @@ class _Answer(NamedTuple):
 
 
 class Answers:
-    """What all planners answer a rank.
+    """The answers of all planners to one rank.
 
     Args:
-        messages: by planner.
-        stated: by planner and side, the names in this rank's statement.
-        others: the names that aren't in pieces on some rank, ascending.
+        messages: for each planner its answer.
+        stated: for each planner and side, the names in this rank's statement.
+        others: as `names_of_others` returns them.
 
     Attributes:
-        keys: those of all tensors in pieces that are moved, by this rank or by others, ascending.
+        keys: the hashes of the names of all tensors in pieces that some rank moves, ascending.
     """
 
     def __init__(
@@ -493,34 +557,43 @@ class Answers:
     def _read(
         self, types: Sequence[Any], numbers: list[int], at: int, called: Sequence[Sequence[str]]
     ) -> Iterator[_Answer]:
-        while at < len(numbers):
-            size, many, one, two, *kinds, dims, pairs = numbers[at : at + 8]
-            begin = at + 8
-            at = begin + 2 * pairs
-            if (one, two) not in self._routes:  # what another planner answered of such tensors is the same
-                some = [(numbers[n], numbers[n + 1]) for n in range(begin, at, 2)]
-                self._routes[one, two] = some, [*_routes(numbers, at, pairs, dims)]
-            at += size
-            names = [called[numbers[n]][numbers[n + 1]] for n in range(at, at + 2 * many, 2)]
-            at += 2 * many
-            yield _Answer(names, (one, two), [tuple(types[kind]) for kind in kinds], *self._routes[one, two])
-
-    def digests(self, digest: Callable[[str, int], str]) -> list[bytes]:
-        """What each planner asks for.
+        """Read a planner's answers.
 
         Args:
-            digest: that of the piece of a source that has this number.
+            types: pairs of a dtype and a device type, to which the answers refer by position.
+            numbers: the integers of the message; the answers begin at position `at`.
+            called: the names to which the answers refer by side and position.
         """
-        return [packed([digest(*each) for each in asked], []) if asked else b"" for asked in self._asked]
+        while at < len(numbers):
+            size, name_count, low, high, *kinds, dims, pair_count = numbers[at : at + 8]
+            begin = at + 8
+            at = begin + 2 * pair_count
+            key = low, high
+            if key not in self._routes:  # another planner answered the same for tensors with these shardings
+                pairs = [(numbers[n], numbers[n + 1]) for n in range(begin, at, 2)]
+                self._routes[key] = pairs, [*_routes(numbers, at, pair_count, dims)]
+            at += size
+            names = [called[numbers[n]][numbers[n + 1]] for n in range(at, at + 2 * name_count, 2)]
+            at += 2 * name_count
+            yield _Answer(names, key, [tuple(types[kind]) for kind in kinds], *self._routes[key])
+
+    def digests(self, digest: Callable[[str, int], str]) -> list[bytes]:
+        """Compute the digests for which planners ask. Returns a message for each planner.
+
+        Args:
+            digest: takes a name and the number of a piece of its source, and returns the digest of its values.
+        """
+        return [packed([digest(*piece) for piece in asked], []) if asked else b"" for asked in self._asked]
 
     def moves(
         self, own: Sequence[Mapping[str, Sharding]], others: Sequence[Mapping[str, Sharding]], rank: int
     ) -> Iterator[tuple[Tensor, list[tuple[Numbers, PlannedMove]]]]:
-        """The tensors of which this rank has a part, each with its ways.
+        """Yield each tensor of which this rank has a part, with its moves: pairs of piece numbers and a move.
 
         Args:
-            own: by side, how its pieces lie.
-            others: by side, how what isn't in pieces lies.
+            own: for each side, the shardings of this rank's tensors in pieces, by name.
+            others: for each side, the shardings of the tensors that aren't in pieces there, by name.
+            rank: this one.
         """
         known: dict[tuple[int, int], list[tuple[Numbers, PlannedMove]]] = {}
         for answer in self._answers:
@@ -533,8 +606,8 @@ class Answers:
                 held, wanted = (_boxes_of(side, rank) for side in sides)
                 itemsize = Tensor(first, *sides).wire.itemsize
                 known[answer.key] = [
-                    ((one, other), PlannedMove(_at(held, one), _at(wanted, other), routes, itemsize))
-                    for (one, other), routes in zip(answer.numbers, answer.routes)
+                    ((source, target), PlannedMove(_at(held, source), _at(wanted, target), routes, itemsize))
+                    for (source, target), routes in zip(answer.numbers, answer.routes)
                 ]
             for name in answer.names:
                 yield Tensor(name, *sides), known[answer.key]
@@ -546,21 +619,28 @@ class Answers:
         own: Sequence[Mapping[str, Sharding]],
         others: Sequence[Mapping[str, Sharding]],
     ) -> Sharding:
-        """How a side lies of which this rank has no part: pieces, whose boxes only the planner knows."""
-        shape = next(tuple(some[name].regions.shape) for some in (*own, *others) if name in some)
+        """Return the sharding of a side of which this rank has no part. It is in pieces, and only the planner knows
+        their boxes; this rank knows the shape from the other side."""
+        shape = next(tuple(side[name].regions.shape) for side in (*own, *others) if name in side)
         return replicated_sharding(kind[0], shape, (), kind[1])._replace(pieces=((),))
 
 
 def _asked(numbers: Sequence[int], names: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Read for which pieces a planner asks: yields a name and the number of a piece.
+
+    Args:
+        names: those of the source in this rank's statement.
+    """
     at = 0
     while at < len(numbers):
-        place, many = numbers[at : at + 2]
-        at += 2 + many
-        for number in numbers[at - many : at]:
+        place, count = numbers[at : at + 2]
+        at += 2 + count
+        for number in numbers[at - count : at]:
             yield names[place], number
 
 
 def _routes(numbers: Sequence[int], at: int, pairs: int, dims: int) -> Iterator[Routes]:
+    """Read the routes of `pairs` pairs of piece numbers, of a tensor with `dims` dims, from position `at` on."""
     size = 2 * dims
     for _ in range(pairs):
         sends, receives, kept = numbers[at : at + 3]
@@ -575,7 +655,8 @@ def _routes(numbers: Sequence[int], at: int, pairs: int, dims: int) -> Iterator[
 
 
 def _boxes_of(sharding: Sharding, rank: int) -> Sequence[Box]:
-    """What a rank has of a sharding: of pieces, its own are all that is there."""
+    """Return the boxes that a rank has of a tensor with this sharding. In pieces, the sharding has this rank's
+    alone."""
     if sharding.pieces:
         return sharding.pieces[0]
     side = Side(sharding.regions, Ranks.of(sharding.ranks, sharding.regions.sizes))
@@ -584,11 +665,12 @@ def _boxes_of(sharding: Sharding, rank: int) -> Sequence[Box]:
 
 
 def _at(boxes: Sequence[Box], number: int) -> Box | None:
+    """Return the box of the piece with this number; None if the rank has no such piece."""
     return boxes[number] if number < len(boxes) else None
 
 
 def is_among(keys: array[int], name: str) -> bool:
-    """Whether a tensor has one of these keys, which are ascending."""
+    """True if the key of a name is among these keys, which are sorted."""
     key = key_of(name)
     place = bisect_left(keys, key)
     return place < len(keys) and keys[place] == key
@@ -598,18 +680,19 @@ def is_among(keys: array[int], name: str) -> bool:
 
 
 class Verdict(NamedTuple):
-    """What the planners say together, the same on all ranks.
+    """What all planners say together, the same on all ranks.
 
     Attributes:
-        problems: the first few of the first stage that has some, of all planners.
-        many: how many that stage has.
-        wanted, lost: names of tensors whose targets are on ranks that are gone, and of which nobody else has a part.
-        alone: by side, the names that only it has; not strict.
-        both: how many names both sides have, if there is no problem with a side by itself.
+        problems: of the first stage that has some; the first few of all planners.
+        many: how many problems that stage has.
+        wanted: the names of tensors whose targets are on ranks that are gone.
+        lost: the names of tensors of which only ranks that are gone have some part.
+        alone: for each side the names that only this side has; empty if that is a problem (strict).
+        both: how many names both sides have, counting those without a problem with one side by itself.
         others: the names that are in pieces on one side, and on a mesh or plain on the other.
-        tensors: how many are in pieces and moved.
-        ranks: by side, those of these tensors.
-        first: the first one's name and type of device.
+        tensors: how many tensors in pieces are moved.
+        ranks: for each side the ranks of these tensors.
+        first: the name and the device type of the first of these tensors by name; None if there is none.
     """
 
     problems: list[Problem]
@@ -625,35 +708,40 @@ class Verdict(NamedTuple):
 
     @staticmethod
     def of(said: Iterable[Data], others: Sequence[str]) -> Verdict:
-        """Of what planners say; `others` are the names that aren't in pieces on some rank."""
-        every = [each for each in said if "problems" in each]
-        stages = [(Problem(*problems[0]).stage, each) for each in every if (problems := each["problems"])]
+        """Put together what all ranks said after planning.
+
+        Args:
+            said: what `Planner.verdict` returned on each planner; ranks that are none say something else.
+            others: as `names_of_others` returns them.
+        """
+        verdicts = [data for data in said if "problems" in data]
+        stages = [(Problem(*problems[0]).stage, data) for data in verdicts if (problems := data["problems"])]
         stage = min([stage for stage, _ in stages], default=0)
-        some = [each for at, each in stages if at == stage]
-        problems = sorted([Problem(*problem) for each in some for problem in each["problems"]], key=lambda p: p[:3])
-        source, target = ([name for each in every for name in each["alone"][side]] for side in range(2))
-        senders, receivers = ({rank for each in every for rank in each["ranks"][side]} for side in range(2))
+        in_stage = [data for of_data, data in stages if of_data == stage]
+        problems = sorted([Problem(*p) for data in in_stage for p in data["problems"]], key=lambda p: p[:3])
+        source, target = ([name for data in verdicts for name in data["alone"][side]] for side in range(2))
+        senders, receivers = ({rank for data in verdicts for rank in data["ranks"][side]} for side in range(2))
         return Verdict(
             problems=problems[:SHOWN],
-            many=sum([each["count"] for each in some]),
-            wanted=[name for each in every for name in each["wanted"]],
-            lost=[name for each in every for name in each["lost"]],
+            many=sum([data["count"] for data in in_stage]),
+            wanted=[name for data in verdicts for name in data["wanted"]],
+            lost=[name for data in verdicts for name in data["lost"]],
             alone=(source, target),
-            others={others[number] for each in every for number in each["others"]},
-            both=sum([each["both"] for each in every]),
-            tensors=sum([each["tensors"] for each in every]),
+            others={others[number] for data in verdicts for number in data["others"]},
+            both=sum([data["both"] for data in verdicts]),
+            tensors=sum([data["tensors"] for data in verdicts]),
             ranks=(senders, receivers),
-            first=min([(each["first"][0], each["first"][1]) for each in every if each["first"]], default=None),
+            first=min([(data["first"][0], data["first"][1]) for data in verdicts if data["first"]], default=None),
         )
 
 
 class Others(NamedTuple):
-    """The tensors of which no rank has pieces, as all ranks agree on them beside those of the planners.
+    """The tensors of which no rank has pieces, as all ranks agree on them.
 
     Attributes:
         tensors: in order of name.
-        left_out: by side, the names that only it has, those in pieces among them.
-        shardings: by side, how all lies that isn't in pieces.
+        left_out: for "source" and "target" the names that only this side has; also of tensors in pieces.
+        shardings: for each side, those of all tensors that aren't in pieces there, by name.
     """
 
     tensors: list[Tensor]
@@ -664,44 +752,52 @@ class Others(NamedTuple):
 def agreed_beside(
     verdict: Verdict, others: Mapping[int, Description], gone: frozenset[int] = frozenset(), strict: bool = True
 ) -> Others:
-    """What all ranks agree on, after the planners; as `agreed` does where each rank knows all pieces.
+    """Compare the tensors of which no rank has pieces, and raise what planners found wrong with the others.
+
+    It raises the same errors as `agreed` would if each rank knew all pieces.
+
+    Args:
+        verdict: of all planners.
+        others: the descriptions of all ranks without tensors in pieces.
+        gone: ranks that have left.
 
     Raises:
-        ValueError: something doesn't fit; names the tensors. The same on all ranks.
+        ValueError: on all ranks, if something doesn't fit. Names the tensors.
     """
     mixed, alone = (
         [(_only(each, verdict.others, is_in), ranks) for each, ranks in distinct_descriptions(others)]
         for is_in in (True, False)
     )
 
-    def stop_at(stage: int, own: Sequence[Problem], why: str | None = None) -> None:
-        some = [problem for problem in verdict.problems if problem.stage == stage]
-        texts = [problem.text for problem in sorted([*own, *some], key=lambda problem: problem[:3])]
+    def raise_stage(stage: int, own: Sequence[Problem], why: str | None = None) -> None:
+        """Raise the problems of a stage, if there are some here (`own`) or in the verdict."""
+        of_planners = [problem for problem in verdict.problems if problem.stage == stage]
+        texts = [problem.text for problem in sorted([*own, *of_planners], key=lambda problem: problem[:3])]
         more = {} if why is None else {"why": why}
-        raise_if_any(texts, len(own) + (verdict.many if some else 0), **more)
+        raise_if_any(texts, len(own) + (verdict.many if of_planners else 0), **more)
 
     problems: list[Problem] = []
     sides = [join_side(alone, side, problems, gone) for side in SIDES]
-    stop_at(0, problems + replica_problems(alone, problems))
+    raise_stage(0, problems + replica_problems(alone, problems))
     both = sides[0].keys() & sides[1].keys()
-    left_out = [sorted({*found} - both) + names for found, names in zip(sides, verdict.alone)]
+    left_out = [sorted({*side} - both) + names for side, names in zip(sides, verdict.alone)]
     if not strict and not both and not verdict.both:
         lone = sorted([(name, sides) for names, sides in zip(left_out, (SIDES, SIDES[::-1])) for name in names])
         raise_if_any(["they have no name in common", *itertools.starmap(lacking, lone)])
     names = sorted({*sides[0], *sides[1]} if strict else both)
-    stop_at(1, [Problem(1, 0, n, text) for n in names for text in differences(n, *[side.get(n) for side in sides])])
-    stop_at(2, [], UNCOVERED)
-    lies = [found | join_side(mixed, side, [], gone) for found, side in zip(sides, SIDES)]
+    raise_stage(1, [Problem(1, 0, n, text) for n in names for text in differences(n, *[side.get(n) for side in sides])])
+    raise_stage(2, [], UNCOVERED)
+    all_shardings = [side | join_side(mixed, name, [], gone) for side, name in zip(sides, SIDES)]
     tensors = [Tensor(name, *[side[name] for side in sides]) for name in sorted(both)]
-    return Others(tensors, {side: tuple(sorted(names)) for side, names in zip(SIDES, left_out)}, lies)
+    return Others(tensors, {side: tuple(sorted(names)) for side, names in zip(SIDES, left_out)}, all_shardings)
 
 
 def _only(description: Description, names: set[str], is_in: bool) -> Description:
-    """What a rank says of the tensors with these names, or of the others."""
+    """Return a description with only the tensors whose names are in `names`; without these, if `is_in` is False."""
     source, target = (
-        {n: sharding for n, sharding in some.items() if (n in names) == is_in} for some in description[:2]
+        {n: sharding for n, sharding in side.items() if (n in names) == is_in} for side in description[:2]
     )
-    digests = {name: seen for name, seen in (description.digests or {}).items() if (name in names) == is_in}
+    digests = {name: boxes for name, boxes in (description.digests or {}).items() if (name in names) == is_in}
     return description._replace(source=source, target=target, digests=digests)
 
 
@@ -714,13 +810,20 @@ def ask_planners(
     digest: Callable[[str, int], str],
     enter: Callable[[str, bool], object],
 ) -> tuple[Answers, Data]:
-    """Plan the tensors of this rank, hear of its own part in all, and what to tell all ranks. Collective over the team,
-    each of whose ranks is a planner.
+    """Plan the tensors that hash to this rank, and ask all planners for this rank's part. Collective over the team,
+    each rank of which is a planner.
 
     Args:
-        own: what this rank has.
-        digest: of the piece of a source, by its name and number.
-        enter: hears of each step, and whether it waits for others.
+        own: this rank's description.
+        others: the descriptions of all ranks without tensors in pieces.
+        gone: ranks that have left, and send nothing.
+        strict: whether a name that only one side has is a problem.
+        digest: takes a name and the number of a piece of its source, and returns the digest of its values.
+        enter: is told each step in words, and whether it waits for other ranks.
+
+    Returns:
+        The answers of all planners to this rank; and what this planner has to tell all ranks. There, "problem" is an
+        error in reading this rank's pieces, in words, or None.
     """
     messages, names = statements([in_pieces(shardings) for shardings in (own.source, own.target)], len(team.ranks))
     enter("telling planners of pieces", True)
@@ -730,12 +833,13 @@ def ask_planners(
     told = planner.answers(team.ranks)
     enter("hearing from planners", True)
     answers = Answers(team.swap(told), names, names_of_others(others))
+    # With tens of thousands of tensors these are long, and reading replicas takes a while.
     del came, messages, told
     enter("reading replicas of pieces", False)
     problem, seen = None, [b""] * len(team.ranks)
     try:
         seen = answers.digests(digest)
-    except Exception as error:  # of a tensor that can't be read; all ranks hear of it
+    except Exception as error:  # a tensor can't be read; raised on all ranks later, since they wait for this one now
         problem = str(error) if isinstance(error, (TypeError, ValueError, RuntimeError)) else repr(error)
     enter("comparing replicas of pieces", True)
     planner.compare(dict(zip(team.ranks, team.swap(seen))))

@@ -1,6 +1,6 @@
-"""`redistribute`: a tensor, or a tree of them, with other placements, on the same mesh or on another.
+"""`redistribute`: give a tensor, or a tree of tensors, other placements, on the same mesh or on another.
 
-Pending reductions of a tree are reduced first, one tensor at a time, each on its own mesh.
+Pending reductions are reduced first, one tensor at a time, each on its own mesh. Start at `redistribute` and `_moved`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from ..distributed.tensor._redistribute import redistribute_local_tensor
-from .mesh_moves import Change, batches, change_meshes, change_together, made_like, read_change
+from .mesh_moves import Change, batches, change_meshes, change_together, dtensor_like, read_change
 from .pieces import settled
 from .sharding import Meshes, regions_of, regions_on
 from .team import is_gloo
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
+# The dtypes that gloo can reduce.
 _ON_GLOO = (
     *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
@@ -32,49 +33,57 @@ _ON_GLOO = (
 
 
 def is_pending(tensor: DTensor) -> bool:
-    """Whether ranks of its mesh hold terms that are yet to be reduced."""
+    """True if ranks of the tensor's mesh hold terms of a reduction that is still to be done."""
     return any(placement.is_partial() for placement in tensor.placements)
 
 
 def reduced_placements(tensor: DTensor) -> Placements:
-    """How a tensor lies when it is reduced: a pending axis cuts the longest dim that no other axis cuts, so that each
-    rank keeps its own part and none sends the whole; where no dim is long enough, all ranks have all of it."""
-    found = list(tensor.placements)
-    for axis, placement in enumerate(found):
+    """Choose the placements in which a pending tensor is reduced on its mesh.
+
+    A pending axis shards the longest dim that no other axis shards, so that a reduce-scatter is enough and each rank
+    sends on its own part only. If no dim is long enough, the axis replicates.
+    """
+    placements = list(tensor.placements)
+    for axis, placement in enumerate(placements):
         if placement.is_partial():
-            cut = {getattr(other, "dim", None) for other in found}
-            dims = [dim for dim in range(tensor.ndim) if dim not in cut]
+            sharded = {getattr(other, "dim", None) for other in placements}
+            dims = [dim for dim in range(tensor.ndim) if dim not in sharded]
             longest = max(dims, key=lambda dim: tensor.shape[dim], default=None)
             parts = tensor.device_mesh.size(axis)
-            found[axis] = Replicate() if longest is None or tensor.shape[longest] < parts else Shard(longest)
-    return tuple(found)
+            placements[axis] = Replicate() if longest is None or tensor.shape[longest] < parts else Shard(longest)
+    return tuple(placements)
 
 
 def reduce_on_its_mesh(tensor: DTensor, placements: Placements) -> DTensor:
-    """The tensor with placements of its own mesh, none of them pending, by one plan, whether the overlay is enabled or
-    not. A rank outside of the mesh has no term.
+    """Redistribute a pending tensor on its own mesh, by the overlay's plan, whether the overlay is enabled or not.
+    Collective over the mesh; a rank outside of it only gets the result's DTensor.
 
-    Terms of an average are divided before they are added up: four float16 of 60,000 would sum to infinity. Dividing by
-    a power of two is exact (but for numbers too small to be normal), so that the rest of the division rounds once.
+    Terms of an average are divided before they are added up: four float16 of 60,000 would sum to infinity. They are
+    divided by a power of two, which is exact except for subnormal numbers, and the sum by what is left, which rounds
+    once.
+
+    Args:
+        placements: the new ones, none of them pending.
     """
     mesh, local, terms = tensor.device_mesh, tensor._local_tensor, list(tensor.placements)
-    made = made_like(tensor, local, mesh, placements)
+    result = dtensor_like(tensor, local, mesh, placements)
     if mesh.get_coordinate() is None:
-        return made
+        return result
     early, late = 1, 1.0
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         for axis, placement in enumerate(terms):
             if type(placement) is Partial and placement.reduce_op == "avg":
                 power = 1 << (mesh.size(axis) - 1).bit_length()  # not less than the number of ranks
                 early, late, terms[axis] = early * power, late * mesh.size(axis) / power, Partial("sum")
-    before = made_like(tensor, _divided(local, early), mesh, tuple(terms))
-    local = redistribute_local_tensor(before._local_tensor, before._spec, made._spec)
-    # The step-by-step path divides for an average, also of whole numbers.
-    return made_like(tensor, _divided(local.to(tensor.dtype), late), mesh, placements)
+    before = dtensor_like(tensor, _divided(local, early), mesh, tuple(terms))
+    local = redistribute_local_tensor(before._local_tensor, before._spec, result._spec)
+    # torch's step-by-step path divides integers for an average, which makes them floats.
+    return dtensor_like(tensor, _divided(local.to(tensor.dtype), late), mesh, placements)
 
 
 def _divided(local: torch.Tensor, by: float) -> torch.Tensor:
-    """Complex numbers part by part: dividing an infinite one by a number would give NaN."""
+    """Divide a local tensor by a number. Complex numbers are divided part by part: torch's complex division turns an
+    infinite one into NaN."""
     if by == 1:
         return local
     local = settled(local)
@@ -82,9 +91,10 @@ def _divided(local: torch.Tensor, by: float) -> torch.Tensor:
 
 
 def irreducible(tensor: DTensor) -> str | None:
-    """Why ranks can't bring its terms together, in words; None if they can.
+    """Say why the terms of a pending tensor can't be reduced, in words; None if they can.
 
-    It is what torch refuses on the ranks that reduce. Ranks that only receive would wait for them, so all ask here.
+    It says what torch refuses on the ranks that reduce. All ranks ask, since ranks that only receive would otherwise
+    wait for the ranks that raised.
     """
     dtype = tensor.dtype
     is_inexact = dtype.is_floating_point or dtype.is_complex
@@ -116,56 +126,65 @@ Target = tuple[DeviceMesh, Placements]
 # placements: of a compiled `x.redistribute(another_mesh)` that was an InternalTorchDynamoError, here or further down.
 @torch.compiler.disable(reason="torch_overlay plans and runs a redistribution to another mesh outside of the graph")
 def redistribute(tensors: Any, device_mesh: DeviceMesh | None = None, placements: Any = None, *, budget: int) -> Any:
-    """See `torch_overlay.redistribute`."""
-    found = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
-    wanted = target_placements(found, placements, device_mesh)
-    changed = [name for name, tensor in found.items() if (tensor.device_mesh, tensor.placements) != wanted[name]]
+    """Redistribute the DTensors of a tree, and return a tree with the new ones. Collective.
+
+    Arguments and errors are those of `torch_overlay.redistribute`. DTensors that are right already stay as they are.
+    """
+    by_name = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
+    wanted = target_placements(by_name, placements, device_mesh)
+    changed = [name for name, tensor in by_name.items() if (tensor.device_mesh, tensor.placements) != wanted[name]]
     if changed:
-        sources, targets = [found[name] for name in changed], [wanted[name] for name in changed]
-        found |= zip(changed, _Redistribute.apply(targets, budget, changed, *sources))
-    return mapped(lambda name, leaf: found.get(name, leaf), tensors)
+        sources, targets = [by_name[name] for name in changed], [wanted[name] for name in changed]
+        by_name |= zip(changed, _Redistribute.apply(targets, budget, changed, *sources))
+    return mapped(lambda name, leaf: by_name.get(name, leaf), tensors)
 
 
 class _Redistribute(torch.autograd.Function):
-    """All tensors at once, so that their gradients come back at once: those of a loop over them.
+    """Redistributes all tensors together, so that their gradients come back together, with the values that a loop over
+    the tensors would give.
 
-    A result wants a gradient if its tensor does, and one that nobody uses brings none back.
+    A result requires a gradient if its tensor does. A result that isn't used brings no gradient back.
     """
 
     @staticmethod
     def forward(
         ctx: Any, targets: Sequence[Target], budget: int, names: Sequence[str], *tensors: DTensor
     ) -> tuple[DTensor, ...]:
+        """Redistribute the tensors to their targets. Collective."""
         ctx.budget, ctx.names = budget, names
         ctx.sources = [(tensor.device_mesh, tensor.placements) for tensor in tensors]
         ctx.strides = [tensor.stride() for tensor in tensors]
         ctx.set_materialize_grads(False)
-        found = tuple(_moved(tensors, targets, budget, names))
-        ctx.mark_non_differentiable(*[made for made, tensor in zip(found, tensors) if not tensor.requires_grad])
-        return found
+        results = tuple(_moved(tensors, targets, budget, names))
+        ctx.mark_non_differentiable(*[result for result, tensor in zip(results, tensors) if not tensor.requires_grad])
+        return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: DTensor | None) -> tuple[Any, ...]:
-        found: list[Any] = [None] * len(gradients)
+        """Redistribute the gradients back to the meshes and placements of the tensors. Collective."""
+        results: list[Any] = [None] * len(gradients)
         wanted = ctx.needs_input_grad[-len(gradients) :]
-        there = [number for number, gradient in enumerate(gradients) if gradient is not None and wanted[number]]
+        present = [number for number, gradient in enumerate(gradients) if gradient is not None and wanted[number]]
         targets = []
-        for number in there:
+        for number in present:
             mesh, placements = ctx.sources[number]
-            # The gradient of a term of a sum is the gradient of the sum.
+            # The gradient of each term of a sum is the gradient of the sum.
             targets.append((mesh, tuple([Replicate() if p.is_partial() else p for p in placements])))
-        names = [f"the gradient of {ctx.names[number]}" for number in there]
-        moved = _Redistribute.apply(targets, ctx.budget, names, *[gradients[number] for number in there])
-        for number, gradient in zip(there, moved):
-            # A rank outside of the mesh has nothing to accumulate, and torch can't add up nothing.
+        names = [f"the gradient of {ctx.names[number]}" for number in present]
+        moved = _Redistribute.apply(targets, ctx.budget, names, *[gradients[number] for number in present])
+        for number, gradient in zip(present, moved):
+            # A rank outside of the mesh has nothing to accumulate, and torch can't add up empty local tensors there.
             if gradient.device_mesh.get_coordinate() is not None:
-                found[number] = _with_stride(gradient, ctx.strides[number])
-        return None, None, None, *found
+                results[number] = _with_stride(gradient, ctx.strides[number])
+        return None, None, None, *results
 
 
 def _with_stride(gradient: DTensor, stride: tuple[int, ...]) -> DTensor:
-    """The gradient with the strides of what it is for. On a rank that held nothing of the result they are none, so that
-    torch would copy the gradient there and keep it elsewhere; and before 2.12 copying uneven shards communicates."""
+    """Return the gradient with the strides of the tensor to which it belongs.
+
+    On a rank that held nothing of the result, the gradient has other strides. torch would copy it on that rank alone,
+    and before 2.12 copying uneven shards communicates.
+    """
     if gradient.stride() == stride or gradient.requires_grad:
         return gradient
     spec = copy(gradient._spec)
@@ -174,9 +193,12 @@ def _with_stride(gradient: DTensor, stride: tuple[int, ...]) -> DTensor:
 
 
 def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, names: Sequence[str]) -> list[DTensor]:
-    """The new tensors, in order: those that change their mesh together, and those on one mesh as far as its
-    groups allow."""
-    found: dict[int, DTensor] = {}
+    """Redistribute all tensors, and return the new ones in order. Collective.
+
+    Those that change their mesh move together. Those that stay on one mesh move together as far as its process groups
+    allow; a pending one is reduced by itself; and the others take torch's way.
+    """
+    results: dict[int, DTensor] = {}
     across: list[int] = []
     together: dict[tuple[DeviceMesh, torch.device], dict[int, Change]] = {}
     for number, (tensor, (mesh, placements)) in enumerate(zip(tensors, targets)):
@@ -186,28 +208,32 @@ def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, n
         elif change is not None:
             together.setdefault((mesh, tensor._local_tensor.device), {})[number] = change
         elif is_pending(tensor) and not any(placement.is_partial() for placement in placements):
-            found[number] = reduce_on_its_mesh(tensor, placements)
+            results[number] = reduce_on_its_mesh(tensor, placements)
         else:
-            found[number] = tensor.redistribute(mesh, placements)
+            results[number] = tensor.redistribute(mesh, placements)
     for batch in _batches_across(tensors, across, budget):
-        some = [[each[number] for number in batch] for each in (targets, names)]
-        found |= zip(batch, change_meshes([*batch.values()], some[0], budget, some[1]))  # type: ignore[arg-type]
+        batch_targets, batch_names = [targets[number] for number in batch], [names[number] for number in batch]
+        results |= zip(batch, change_meshes([*batch.values()], batch_targets, budget, batch_names))
     for (mesh, _), changes in together.items():
-        found |= _on_one_mesh(mesh, changes, budget)
-    return [found[number] for number in range(len(tensors))]
+        results |= _on_one_mesh(mesh, changes, budget)
+    return [results[number] for number in range(len(tensors))]
 
 
 def _batches_across(tensors: Sequence[DTensor], numbers: Sequence[int], budget: int) -> Iterator[dict[int, DTensor]]:
-    """Those that go to another mesh together, by number, nothing pending any more; the same on all ranks.
+    """Yield the tensors that move to other meshes together, by number, after reducing those that are pending.
 
-    Results of reductions take no more than the budget, or one of them. All that isn't pending goes with the last ones.
+    A batch has at most `budget` bytes of results of reductions, or one result. Tensors that weren't pending are in the
+    last batch. Batches are the same on all ranks.
+
+    Args:
+        numbers: of the tensors that change their mesh.
 
     Raises:
-        ValueError, NotPlanned: a tensor's terms can't be reduced; on ranks that only receive it, too.
+        ValueError, NotPlanned: a tensor's terms can't be reduced; also on ranks that only receive it.
     """
     meshes = Meshes()
     for tensor in filter(is_pending, [tensors[number] for number in numbers]):
-        regions_of("the tensor", tensor, meshes)  # NotPlanned, if its operation alone doesn't end it
+        regions_of("the tensor", tensor, meshes)  # raises NotPlanned for a subclass of Partial
         why = irreducible(tensor)
         if why is not None:
             raise ValueError(f"A tensor of {tensor.dtype} with {tensor.placements} can't change its mesh: {why}.")
@@ -229,12 +255,13 @@ def _batches_across(tensors: Sequence[DTensor], numbers: Sequence[int], budget: 
 
 
 def _on_one_mesh(mesh: DeviceMesh, changes: dict[int, Change], budget: int) -> dict[int, DTensor]:
-    found: dict[int, DTensor] = {}
+    """Redistribute tensors on one mesh, and return the new ones by number. Collective."""
+    results: dict[int, DTensor] = {}
     together, alone = batches(mesh, changes)
     for numbers in together:
-        some = [changes[number] for number in numbers]
-        for number, change, local in zip(numbers, some, change_together(mesh, some, budget)):
-            found[number] = made_like(change.tensor, local, mesh, change.placements)
-    for number in alone:  # step by step
-        found[number] = changes[number].tensor.redistribute(mesh, changes[number].placements)
-    return found
+        batch = [changes[number] for number in numbers]
+        for number, change, local in zip(numbers, batch, change_together(mesh, batch, budget)):
+            results[number] = dtensor_like(change.tensor, local, mesh, change.placements)
+    for number in alone:  # no process group spans all their axes: torch goes along one axis after the other
+        results[number] = changes[number].tensor.redistribute(mesh, changes[number].placements)
+    return results

@@ -45,6 +45,7 @@ def replica_problems(
             for box, value in digests:
                 by_box.setdefault((name, box), {}).setdefault(value, []).extend(ranks)
     problems, wrong = [], {problem.name for problem in known}
+    # In order of name and box, so that all ranks name the same problems first.
     for (name, box), values in sorted(by_box.items()):
         if len(values) == 1 or name in wrong:
             continue

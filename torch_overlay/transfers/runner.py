@@ -182,12 +182,14 @@ class TransferRunner:
 
     @property
     def _own_group(self) -> TransferGroup:
+        """The group of a rank that takes part."""
         if self._group is None:
             raise AssertionError("a rank that takes part has a group")
         return self._group
 
     @property
     def _member(self) -> Team:
+        """The team of a rank that takes part."""
         return self._own_group.member
 
     def bind(self, source: Any, target: Any) -> None:
@@ -281,10 +283,12 @@ class TransferRunner:
         last, self._last = self._last, None
         if last is not None:
             last.precede()
+        # From here on nothing may raise: problems are collected.
         names, problems = names_of(only)
         version, version_problems = whole_number(version)
         indices, unknown = self._agreement.indices_of(names)
         problems += [*version_problems, *unknown, *(last.unheard() if last is not None else [])]
+        # Taken out, so that a run that fails leaves no state behind.
         state = self._last_runs.pop(names, None)
         if state is not None and not problems and state.is_unchanged():
             sources, targets, shared = state.sources, state.targets, state.shared
@@ -326,9 +330,11 @@ class TransferRunner:
         report = RunReport(problems, names, version, check, async_op, is_lost)
 
         def job(sent: Callable[[], None]) -> None:
+            """Run, and call `sent` when no source is read any more."""
             changed: list[str] = []
 
             def sources_are_read() -> None:
+                """Note which sources were changed in place while they were read, then call `sent`."""
                 if async_op and self._device.type != "cpu":
                     # The kernels that read are only launched. A change in the meantime would go unseen.
                     torch.accelerator.current_stream(self._device).synchronize()
@@ -606,6 +612,7 @@ class TransferRunner:
         if self.traffic:
             self._buffers.forget()
             self._plans.by_names.clear()
+        # From now on no method may use the group, and the garbage collector may end the group of a place.
         self._is_closed = True
         self._sources, self._targets = [], []
         self._last, self._last_runs = None, {}

@@ -152,6 +152,7 @@ class Meshes:
         Raises:
             ValueError: some of its ranks didn't meet at the place.
         """
+        # By id, since comparing two meshes may compare all of their ranks.
         view = self._views.get(id(mesh))
         if view is None:
             coordinate = mesh.get_coordinate()
@@ -173,7 +174,7 @@ class Meshes:
 def misfit(name: str, tensor: DTensor, regions: Regions, meshes: Meshes) -> str | None:
     """Say how a DTensor's local tensor differs in shape from what its placements give this rank; None if it doesn't.
 
-    `from_local(run_check=False)` makes such DTensors. Moved as planned, they would read or write beyond their memory.
+    `from_local` can make such DTensors, since it compares nothing. An exchange would ask for elements beyond them.
     """
     coordinate, held = meshes.view(tensor.device_mesh).coordinate, tensor._local_tensor.shape
     needed = held if coordinate is None else regions.box(coordinate).length

@@ -1,11 +1,11 @@
-"""Distributing whole tensors as strided shards that are cut unevenly, as those of FSDP2 x TP.
+"""Distribute whole tensors as strided shards that don't divide evenly, as FSDP2 x TP has them.
 
-Torch goes through the axes in the order of the mesh, and its scatter along the first one takes no strided shards of
-unlike lengths. In the order in which such shards are cut, tensor parallelism first, each axis is a `torch.chunk`.
+Torch scatters along the axes in the order of the mesh, and its scatter along the first one refuses strided shards of
+different lengths. In the order in which such shards are cut, tensor parallelism first, each axis is a `torch.chunk`.
 
-FSDP2 holds a chunk of a chunk. What torch reads from the placements is something else for some lengths: 9 rows on
-(4, 2) are 5 and 4, and of these the last rank along the first axis has 0 and 1; torch reads 1 and 0. There
-`distribute_tensor` is left to torch.
+FSDP2 holds a chunk of a chunk. For some lengths torch reads something else from the placements: 9 rows on a mesh of
+(4, 2) are cut into 5 and 4, of which the last ranks along the first axis have 0 and 1; torch reads 1 and 0. Then
+`distribute_tensor` calls torch's function.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ as_torch_does = original(_api, "distribute_tensor")
 
 
 def distribute_by_chunks() -> Any:
-    """Let torch's function make uneven strided shards, for all modules that hold it by name. Returns its code."""
+    """Replace the code of torch's `distribute_tensor` by this one, so that modules which have imported the function get
+    it, too. Returns the code that was there."""
     return swap_code(_api.distribute_tensor, distribute_tensor)
 
 
 def distribute_by_axes(code: Any) -> None:
-    """Take it back."""
+    """Put the code back that `distribute_by_chunks` returned."""
     _api.distribute_tensor.__code__ = code
 
 
@@ -52,7 +53,7 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """As torch's."""
+    """Do what torch's function does, also for strided shards that don't divide evenly. Collective."""
     if _StridedShard in map(type, placements or ()) and src_data_rank is not None:
         mesh = device_mesh or _mesh_resources.get_current_mesh()
         uneven = uneven_strides(tensor, mesh, tuple(placements or ()))
@@ -62,8 +63,8 @@ def distribute_tensor(
 
 
 def uneven_strides(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> Regions | None:
-    """What each coordinate holds of a tensor that strided shards cut unevenly; None of any other tensor, which torch
-    distributes by itself, or refuses."""
+    """Return which coordinate holds which box of a tensor whose strided shards don't divide evenly. None for any other
+    tensor, which torch distributes by itself, or refuses."""
     sizes, shape = tuple(mesh.shape), tuple(whole.shape)
     if _StridedShard not in map(type, placements) or len(placements) != len(sizes) or mesh.get_coordinate() is None:
         return None
@@ -78,7 +79,13 @@ def uneven_strides(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements
 
 
 def scattered(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements, held: Regions, source: int) -> DTensor:
-    """From the first ranks along one axis after the other, outer cuts first, then to the replicas."""
+    """Scatter a whole tensor along one axis after the other, outer cuts first, and then broadcast to the replicas.
+    Collective over the mesh.
+
+    Args:
+        held: which coordinate gets which box.
+        source: the rank, counted along each axis, from which the values come.
+    """
     local, replicas = whole.detach().to(mesh.device_type), {*range(mesh.ndim)} - held.sharded
     for dim, order in enumerate(held.orders):
         for axis in order:
@@ -91,17 +98,20 @@ def scattered(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements, hel
 
 
 def _torch_reads_chunks(held: Regions, dim: int) -> bool:
-    """Whether torch, too, reads a chunk of a chunk from a dim's strided shards. By it, a rank has its part of each
-    chunk along the second axis, and what it has is chunked along the second axis."""
+    """True if torch reads the strided shards of a dim as chunks of chunks, too.
+
+    Torch cuts the dim into chunks along the first axis, gives each coordinate of the second axis its part of all of
+    them, and cuts the parts together along the first axis. That is the same for some lengths only.
+    """
     order = held.orders[dim]
     if list(order) == sorted(order):
         return True
     if len(order) != 2:
         return False
-    many, parts = held.sizes[order[0]], held.sizes[order[1]]
-    lengths = [chunk(held.shape[dim], many, place)[1] for place in range(many)]
-    for part in range(parts):
-        mine = [chunk(length, parts, part)[1] for length in lengths]
-        if mine != [chunk(sum(mine), many, place)[1] for place in range(many)]:
+    outer, inner = held.sizes[order[0]], held.sizes[order[1]]
+    lengths = [chunk(held.shape[dim], outer, place)[1] for place in range(outer)]
+    for part in range(inner):
+        own = [chunk(length, inner, part)[1] for length in lengths]
+        if own != [chunk(sum(own), outer, place)[1] for place in range(outer)]:
             return False
     return True

@@ -299,8 +299,7 @@ class Team:
     def connect(self) -> None:
         """Make the communicator of the tensors' group, unless gloo made one together with the group. Collective.
 
-        NCCL makes it in the first collective of a group, in which all ranks have to take part. A first run may have
-        messages between some of the ranks only.
+        NCCL makes it in the first collective of a group, in which all ranks have to take part.
         """
         if not self.is_on_gloo and self.group is not None:
             self.call(dist.all_reduce)(torch.zeros(1, device=self.device), group=self.group)

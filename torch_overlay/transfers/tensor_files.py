@@ -102,13 +102,13 @@ class Files(NamedTuple):
 
     def changes(self) -> list[str]:
         """For each file that has changed since its header was read, a sentence that says how."""
-        found = []
+        sentences = []
         for file in self.files:
             try:
                 file.check(os.stat(file.path))
             except (OSError, RuntimeError) as error:
-                found.append(str(error))
-        return found
+                sentences.append(str(error))
+        return sentences
 
     def as_data(self, names_for: Callable[[str], Sequence[str]]) -> dict[str, Any]:
         """The headers as JSON-compatible data, which all ranks get and compare.
@@ -153,16 +153,17 @@ class Checkpoint:
 
 
 def _read_folder(folder: str) -> Files:
+    """Read the headers of all files of a folder, and compare them with its index. Raises as `Checkpoint.read`."""
     files, entries, where = list[File](), list[Entry](), dict[str, str]()
     names, index = _names(folder)
     for number, name in enumerate(names):
-        file, found = _read_file(folder, name, number)
+        file, of_file = _read_file(folder, name, number)
         files.append(file)
-        for entry in found:
+        for entry in of_file:
             if entry.name in where:
                 raise ValueError(f"{folder}: {entry.name!r} is in two files, {where[entry.name]} and {name}.")
             where[entry.name] = name
-        entries += found
+        entries += of_file
     for key, name in index.items():
         if where.get(key) != name:
             actual = f"it is in {where[key]}" if key in where else "it isn't there"

@@ -63,6 +63,7 @@ def moves_of(tensors: Sequence[Tensor], gone: frozenset[int], relays: Mapping[st
     ranks_of_mesh: dict[Any, Ranks] = {}
     moves, problems = [], []
     for tensor in tensors:
+        # A tensor with a relay moves as pieces even between meshes: stripes are no shards of a mesh.
         relay = relays.get(tensor.name)
         if relay is None and not (tensor.source.pieces or tensor.target.pieces):
             moves.append(TensorMove(tensor, (0, 0), _mesh_move(tensor, ranks_of_mesh)))
@@ -109,6 +110,7 @@ def moves_of_checkpoint(
     """
     shares = contents.shares([tensor.name for tensor in tensors], room)
     relays = {} if hosts is None else relays_of(_as_read(tensors, contents, contents.read_boxes(shares)), hosts)
+    # One tensor of the checkpoint may go to several targets, as tied weights do. It is read once.
     by_entry: dict[int, list[Tensor]] = {}
     for tensor in tensors:
         by_entry.setdefault(contents.numbers[tensor.name], []).append(tensor)
@@ -123,6 +125,7 @@ def moves_of_checkpoint(
         for entry, reader in sorted(parts):
             readers.setdefault(entry, []).append(reader)
         for entry, ranks in readers.items():
+            # A part of a file is several boxes of its tensor if it begins or ends inside of a row. Each box is a piece.
             boxes = {reader: contents.boxes(parts[entry, reader]) for reader in ranks}
             own = boxes.get(rank, [])
             begins = [0, *itertools.accumulate([box.elements for box in own])]
@@ -135,6 +138,7 @@ def moves_of_checkpoint(
                 for piece, target in numbers_of(tensor._replace(source=source), pieces):
                     move = PieceMove(pieces, (piece, target), tensor.wire.itemsize, members)
                     local = None
+                    # Another reader may have more boxes of this tensor than this rank.
                     if piece < len(own):
                         local = Local(parts[entry, rank], begins[piece], own[piece].length)
                     moves.append(TensorMove(tensor, (piece, target), move, number, local))

@@ -53,6 +53,7 @@ def meeting_of(group: ProcessGroup | Sequence[int] | Place | None, gone: frozens
     if gone and group is None:
         group = [rank for rank in range(dist.get_world_size()) if rank not in gone]
     meeting = in_world(group, "A Transfer")
+    # A meeting that still has them would wait for them until its timeout.
     if not gone.isdisjoint(meeting.ranks):
         both = of_ranks(sorted(gone.intersection(meeting.ranks)))
         raise ValueError(
@@ -109,6 +110,7 @@ class TransferGroup:
 
     def start_watch(self, meeting: Meeting) -> None:
         """Watch this rank's waits from now on. The meeting's name is that of the keys in the store."""
+        # A transfer on one rank waits for nobody, and has no watch.
         if len(self.ranks) > 1 and not is_fake(self._place):
             common = common_of(self._place)
             self.watch = Watch(
@@ -134,6 +136,8 @@ class TransferGroup:
             group = new_group(self.ranks, meeting.ranks, max(meeting.timeout, CONNECT))
             team = None if group is None else Team.of(group, self._device)
         if team is not None and team.group is not None:
+            # gloo carries control messages in the group itself. Where all ranks of the world have to make each group, a
+            # second one is left out, and the tensors' group carries these messages, too.
             if team.control is None and self.watch is not None and not is_made_by_all():
                 common, name = common_of(self._place), f"{team.name}/words"
                 store = dist.PrefixStore(f"{meeting.name}/watch", common.store)
@@ -155,6 +159,7 @@ class TransferGroup:
             self.watch.end()
 
     def _close_connections(self) -> None:
+        """End all waits of this rank in the group. Called by the watch."""
         if self.team is not None:
             self.team.close_connections()
 

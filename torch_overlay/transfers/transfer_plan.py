@@ -102,12 +102,14 @@ class Plans:
             ValueError: on all ranks, if the budget is too small for some rank.
         """
         contents = self._agreement.contents
+        # A checkpoint is read into buffers, which no target overlaps. So nothing is copied before.
         if contents is not None:
             rounds, traffic = self._rounds(indices, contents)
             self._add_hops(names, indices, rounds, traffic, bytes_for_buffers(self._agreement))
             return
         budget = self._agreement.budget
         schedule = Schedule.of([self._moves[index] for index in indices], self._group.member.rank, self._agreement.gone)
+        # Sources that targets overlap, but that nobody reads, needn't be copied.
         read = {indices[place] for place in schedule.reads}
         copied = size_of(sources, shared.overwritten.keys() & read)
         room = budget - copied
@@ -141,6 +143,7 @@ class Plans:
             schedule = Schedule.of(hop.moves, self._group.member.rank)
             exchanges, hop_traffic = self._exchanges(schedule, self._wires_of_hop(hop, indices), room)
             hops.append((hop, exchanges))
+            # Hops run one after the other, so that their exchanges add up while their buffers don't.
             count += exchanges.count
             traffic = _sum([traffic, hop_traffic])
         if None not in self.by_names:  # the plan of all names comes first, and is what `Transfer.traffic` tells of

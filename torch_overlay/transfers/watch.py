@@ -344,12 +344,12 @@ class Watch:
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self._store.check([f"answer {number} {rank}" for rank in self.ranks]):
             time.sleep(ASK)
-        found = {}
+        positions = {}
         for rank in self.ranks:
             key = next((k for k in (f"answer {number} {rank}", f"closed {rank}") if self._store.check([k])), None)
             if key is not None:
-                found[rank] = Position(*json.loads(self._store.get(key)))
-        return found
+                positions[rank] = Position(*json.loads(self._store.get(key)))
+        return positions
 
     def waited_for(self) -> list[int]:
         """Ask all ranks where they are. Returns those for which this rank waits. Takes up to ANSWER seconds."""

@@ -107,6 +107,7 @@ class Boxes:
     def __init__(self, boxes: Sequence[Box]) -> None:
         self._boxes = boxes
         dims = range(len(boxes[0].start) if boxes else 0)
+        # The dim in which they differ most tells them apart best: dim 0 for rows, dim 1 for columns.
         self._dim = max(dims, key=lambda dim: len({box.start[dim] for box in boxes}), default=None)
         if self._dim is not None:
             dim = self._dim
@@ -145,12 +146,12 @@ class Listed:
         return Listed([(rank, boxes) for rank, boxes in self._held.items() if rank in ranks])
 
     def memory(self, rank: int, number: int) -> Box | None:
-        """See `End`."""
+        """Return the box of a rank's piece of this number; None if it has no such piece. See `End`."""
         boxes = self._held.get(rank, ())
         return boxes[number] if number < len(boxes) else None
 
     def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """See `End`."""
+        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
         return enumerate(self._held.get(rank, ()))
 
     def _disjoint(self) -> list[Cell]:
@@ -162,6 +163,7 @@ class Listed:
             holders: dict[Box, dict[int, Slot]] = {}
             for slot, box in self._slots:
                 if box.elements:
+                    # One slot for each rank: a rank that lists a box twice holds it once.
                     holders.setdefault(box, {}).setdefault(slot[0], slot)
             different = [*holders]
             index, self._cells = Boxes(different), []
@@ -175,13 +177,13 @@ class Listed:
         return self._cells
 
     def cells(self, box: Box) -> Iterator[Cell]:
-        """See `End`."""
+        """Yield the cells that meet a box. See `End`."""
         cells = self._disjoint()
         for number in self._by_box.meeting(box):
             yield cells[number]
 
     def cells_of(self, rank: int) -> Iterator[Cell]:
-        """See `End`."""
+        """Yield the cells that a rank holds. See `End`."""
         for cell in self._disjoint():
             if any(rank == holder for holder, _ in cell.holders):
                 yield cell
@@ -200,7 +202,7 @@ class Listed:
         return (1 if is_disjoint else 2), max([cell.box.elements for cell in cells], default=0)
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """See `End`."""
+        """Yield each piece that meets a box, with its part of the box. See `End`."""
         for number in self._index.meeting(box):
             slot, piece = self._slots[number]
             yield slot, piece.meet(box)
@@ -219,7 +221,7 @@ class OnMesh:
         return None if coordinate is None or number else self._side.box(coordinate)
 
     def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """See `End`."""
+        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
         coordinate = self._side.ranks.coordinate(rank)
         return () if coordinate is None else ((0, self._side.box(coordinate)),)
 
@@ -234,18 +236,18 @@ class OnMesh:
         return self._cells[cell]
 
     def cells(self, box: Box) -> Iterator[Cell]:
-        """See `End`."""
+        """Yield the cells that meet a box. See `End`."""
         for cell, _ in self._side.parts(box):
             yield self._cell(cell)
 
     def cells_of(self, rank: int) -> Iterator[Cell]:
-        """See `End`."""
+        """Yield the cells that a rank holds. See `End`."""
         coordinate = self._side.ranks.coordinate(rank)
         if coordinate is not None:
             yield self._cell(self._side.cell(coordinate))
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """See `End`."""
+        """Yield each piece that meets a box, with its part of the box. See `End`."""
         for cell, part in self._side.parts(box):
             for rank in self._side.holders(cell):
                 yield (rank, 0), part
@@ -270,6 +272,7 @@ class Pieced:
         """Return the largest box of the tensor of which only ranks that are gone, or none, have something; None if the
         other ranks hold every element."""
         cells = [cell for cell in self.source.cells(self._whole) if not self._gone.issuperset(dict(cell.holders))]
+        # Cells don't overlap, so counting is enough to see that nothing is missing. Only an error needs the boxes.
         if sum([cell.box.elements for cell in cells]) == self._whole.elements:
             return None
         left = [self._whole]
@@ -323,6 +326,7 @@ class Pieced:
             if not any(part.elements for part in left):
                 continue
             for cell in self.source.cells(box):
+                # Which holder sends to this rank depends on all that is wanted of the cell: see below.
                 if len(cell.holders) > 1:
                     shared.setdefault(number, {})[cell] = None
                     continue

@@ -70,11 +70,11 @@ class Striped:
         self._held: dict[int, list[tuple[int, Box]]] = {}
 
     def memory(self, rank: int, number: int) -> Box | None:
-        """See `End`. A stripe lies in the memory of the target's piece of which it is a part."""
+        """Return the box of a rank's piece of the target, in whose memory its stripes lie. See `End`."""
         return self._wanted.memory(rank, number)
 
     def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """See `End`."""
+        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
         if rank not in self._held:
             boxes = self._held[rank] = []
             for number, box in self._wanted.held(rank) if self._is_in_place else ():
@@ -86,21 +86,21 @@ class Striped:
         return self._held[rank]
 
     def cells(self, box: Box) -> Iterator[Cell]:
-        """See `End`."""
+        """Yield the cells that meet a box. See `End`."""
         for cell in self._wanted.cells(box):
             for slot, part in self._share(cell):
                 if part.meet(box).elements:
                     yield Cell(part, (slot,))
 
     def cells_of(self, rank: int) -> Iterator[Cell]:
-        """See `End`."""
+        """Yield the cells that a rank holds. See `End`."""
         for cell in self._wanted.cells_of(rank):
             for slot, part in self._share(cell):
                 if slot[0] == rank:
                     yield Cell(part, (slot,))
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """See `End`."""
+        """Yield each piece that meets a box, with its part of the box. See `End`."""
         for cell in self.cells(box):
             yield cell.holders[0], cell.box.meet(box)
 
@@ -149,19 +149,19 @@ class Among:
         self._end, self._ranks = end, ranks
 
     def memory(self, rank: int, number: int) -> Box | None:
-        """See `End`."""
+        """Return the box of a rank's piece of this number; None if it has no such piece. See `End`."""
         return self._end.memory(rank, number) if rank in self._ranks else None
 
     def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """See `End`."""
+        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
         return self._end.held(rank) if rank in self._ranks else ()
 
     def cells(self, box: Box) -> Iterator[Cell]:
-        """See `End`."""
+        """Yield the cells that meet a box. See `End`."""
         return self._left(self._end.cells(box))
 
     def cells_of(self, rank: int) -> Iterator[Cell]:
-        """See `End`."""
+        """Yield the cells that a rank holds. See `End`."""
         return self._left(self._end.cells_of(rank)) if rank in self._ranks else iter(())
 
     def _left(self, cells: Iterable[Cell]) -> Iterator[Cell]:
@@ -172,7 +172,7 @@ class Among:
                 yield Cell(box, left)
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """See `End`."""
+        """Yield each piece that meets a box, with its part of the box. See `End`."""
         for slot, part in self._end.parts(box):
             if slot[0] in self._ranks:
                 yield slot, part
@@ -190,24 +190,24 @@ class Joined:
         self._ends = [*{id(end): end for end in by_rank.values()}.values()]
 
     def memory(self, rank: int, number: int) -> Box | None:
-        """See `End`."""
+        """Return the box of a rank's piece of this number; None if it has no such piece. See `End`."""
         return self._by_rank[rank].memory(rank, number) if rank in self._by_rank else None
 
     def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """See `End`."""
+        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
         return self._by_rank[rank].held(rank) if rank in self._by_rank else ()
 
     def cells(self, box: Box) -> Iterator[Cell]:
-        """See `End`."""
+        """Yield the cells that meet a box. See `End`."""
         for end in self._ends:
             yield from end.cells(box)
 
     def cells_of(self, rank: int) -> Iterator[Cell]:
-        """See `End`."""
+        """Yield the cells that a rank holds. See `End`."""
         return self._by_rank[rank].cells_of(rank) if rank in self._by_rank else iter(())
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """See `End`."""
+        """Yield each piece that meets a box, with its part of the box. See `End`."""
         for end in self._ends:
             yield from end.parts(box)
 
@@ -224,7 +224,7 @@ class WithinHosts:
         self._by_rank, self.source, self.target = by_rank, source, target
 
     def of(self, rank: int) -> dict[tuple[int, int], Routes]:
-        """See `Pieced.of`."""
+        """Return what a rank sends, receives and keeps, by the numbers of its pieces. See `Pieced.of`."""
         return self._by_rank[rank].of(rank) if rank in self._by_rank else {}
 
 
@@ -269,6 +269,7 @@ class Relay(NamedTuple):
         within_host: dict[int, Pieced] = {}
         for ranks in by_host.values():
             wanted = among(target, frozenset(ranks))
+            # After the first hop, a rank of this host may have a stripe of what the host wants. It isn't sent again.
             striped = Striped(wanted, first, itemsize, turn, True)
             striped_on_host |= dict.fromkeys(ranks, striped)
             within_host |= dict.fromkeys(ranks, Pieced(shape, striped, wanted))
@@ -297,6 +298,7 @@ class Turns:
         if rank_count == 1:
             return None
         count = stripe_count(elements * itemsize, rank_count)
+        # Each rank that wants the tensor gets a stripe, so that no turn is needed.
         if count == rank_count:
             return 0
         loads = self._loads.setdefault(rank_count, [0] * rank_count)

@@ -201,7 +201,7 @@ class Class(NamedTuple):
 
     @staticmethod
     def of(source: Side) -> Class:
-        """Return the class of a tensor with this source."""
+        """Return the class of a tensor with this source: its ranks, and the axes that shard it."""
         return Class(source.ranks, source.regions.sharded)
 
 

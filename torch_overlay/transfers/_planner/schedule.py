@@ -193,6 +193,7 @@ class Stream:
     __slots__ = ("begins", "items", "size")
 
     def __init__(self, items: Iterable[Item]) -> None:
+        # By the first move within a width: both ends know the moves by the same indices.
         self.items = sorted(items, key=lambda item: (-item.itemsize, item.tensors[0]))
         self.begins, self.size = [], 0
         for item in self.items:
@@ -301,6 +302,7 @@ class Schedule(NamedTuple):
             ValueError: no number is enough, since what fills each message up takes more than the budget.
         """
         out, into = ROUNDED * len(self.sends), ROUNDED * len(self.receives)
+        # One exchange needs no third buffer: nothing is packed or unpacked beside it.
         if self.sent + out + self.received + into <= budget:
             return 1
         room = budget - out - into - max(out, into)

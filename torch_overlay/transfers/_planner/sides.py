@@ -37,6 +37,7 @@ class Ranks:
         self._places = {rank: place for place, rank in enumerate(self.ranks)}
         if len(self._places) != len(self.ranks):
             raise ValueError(f"a rank stands twice in {self.ranks}")
+        # Row-major over the coordinates that take part, so that a slice needs no table of coordinates.
         strides = [1]
         for coordinates in reversed(self.ranges[1:]):
             strides.append(strides[-1] * len(coordinates))
@@ -114,6 +115,7 @@ class Side(NamedTuple):
     def cells(self) -> Iterator[Coordinate]:
         """Return the coordinates of all cells, also those of empty boxes, as the last ranks of a short dim have."""
         cut = self.regions.sharded
+        # On an axis of replicas only the first coordinate: at the others are the same boxes.
         ranges = [r if axis in cut else r[:1] for axis, r in enumerate(self.ranks.ranges)]
         return itertools.product(*ranges)
 
@@ -143,6 +145,7 @@ class Side(NamedTuple):
             replica: its number, as `replica` gives it.
         """
         coordinate = list(cell)
+        # The last axis counts fastest, as in `replica`.
         for axis in reversed(self.replica_axes):
             coordinates = self.ranks.ranges[axis]
             replica, at = divmod(replica, len(coordinates))
