@@ -1,16 +1,23 @@
 """Checkpoints as sources: on eight ranks, and what is said of files that aren't what they have to be."""
 
 import json
+import math
 import os
+import random
 
 import pytest
 import torch
+from torch.distributed.tensor import Replicate, Shard
 from torch.testing._internal.common_utils import run_tests
 
 import torch_overlay
 from mesh_ranks import EightRanks
 from rank_checkpoint import KINDS, CheckpointCases, drawn, equal, weights, write, write_folder
+from torch_overlay.distributed.tensor._planner.regions import Box
+from torch_overlay.transfers import checkpoint
+from torch_overlay.transfers._planner.sides import Ranks
 from torch_overlay.transfers.checkpoint import Contents
+from torch_overlay.transfers.sharding import Sharding, regions_on
 from torch_overlay.transfers.tensor_files import INDEX
 from way import needs_package
 
@@ -108,6 +115,55 @@ def test_links_are_followed(tmp_path):
     assert [entry.name for entry in files.entries] == ["a", "b"] and not files.changes()
 
 
+SHAPES = {
+    "rows": (40, 6),
+    "line": (90,),
+    "cube": (5, 4, 3),
+    "one": (),
+    "none": (0, 3),
+    "uneven": (7, 9),
+    "long": (3, 300),
+}
+
+
+@pytest.mark.parametrize("own", (1, 40, 1 << 20))
+@pytest.mark.parametrize("readers", (1, 2, 3, 8))
+@pytest.mark.parametrize("seed", range(6))
+def test_readers_read_what_they_want_themselves(monkeypatch, own, readers, seed):
+    """All bytes once, no reader much more than another; and where FSDP cuts rows, nobody sends any."""
+    monkeypatch.setattr(checkpoint, "OWN", own)
+    rng = random.Random(seed)
+    rows = [[name, "float32", shape, 0, 0, [name]] for name, shape in SHAPES.items()]
+    contents = Contents({"tensors": rows}, range(readers))
+    sizes = rng.choice([(8,), (4, 2), (2, 2, 2)])
+    targets, wanted = {}, {}
+    for name, shape in SHAPES.items():
+        placements = [rng.choice([Replicate(), *[Shard(dim) for dim in range(len(shape))]]) for _ in sizes]
+        if seed == 0:
+            sizes, placements = (readers,), [Shard(0) if shape else Replicate()]
+        regions = regions_on(tuple(placements), None, shape, sizes)
+        ranks = tuple(range(math.prod(sizes)))
+        targets[name] = Sharding("float32", regions, ranks, "cpu")
+        mesh = Ranks.of(ranks, sizes)
+        wanted[name] = {rank: regions.box(mesh.coordinate(rank)) for rank in ranks}
+    if seed == 1:  # pieces that overlap, and leave rows out
+        boxes = tuple([(Box((3 * rank, 0), (9, 6)),) for rank in range(8)])
+        targets["rows"] = Sharding("float32", targets["rows"].regions, tuple(range(8)), "cpu", boxes)
+    shares = contents.shares(targets, 1 << 20)
+    read = {name: [] for name in SHAPES}
+    loads = [0] * readers
+    for reader, share in enumerate(shares):
+        for part in [part for some in share for part in some]:
+            name, loads[reader] = contents.entries[part.entry].name, loads[reader] + contents.size(part)
+            read[name] += range(part.first, part.last)
+            if seed == 0 and own == 1 and readers < 8 and part.first < part.last and SHAPES[name]:
+                (start, length), row = wanted[name][reader], math.prod(SHAPES[name][1:])
+                assert start[0] * row <= part.first <= part.last <= (start[0] + length[0]) * row, (name, part)
+    assert all(sorted(read[name]) == [*range(math.prod(shape))] for name, shape in SHAPES.items())
+    longest = 4 * max(math.prod(shape[1:]) for shape in SHAPES.values())
+    assert max(loads) <= checkpoint.UNEVEN * sum(loads) / readers + longest
+
+
 @pytest.mark.parametrize("readers", (1, 2, 7, 64))
 @pytest.mark.parametrize("room", (16, 48, 1024, 1 << 20))
 def test_shares_are_all_bytes_once_in_order(tmp_path, readers, room):
@@ -115,7 +171,7 @@ def test_shares_are_all_bytes_once_in_order(tmp_path, readers, room):
     write_folder(tmp_path, weights(readers), 2)
     data = torch_overlay.checkpoint(tmp_path).read().as_data(lambda name: [name])
     contents = Contents(data, range(readers))
-    shares = contents.shares(contents.numbers, room)
+    shares = contents.shares(dict.fromkeys(contents.numbers), room)
     parts = [part for share in shares for some in share for part in some]
     assert [part for part in parts if part.last] == sorted(part for part in parts if part.last)
     at = {}

@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                 for clock in ("wall", "cpu"):
                     least = [min(turn[clock] for turn in some) for some in (turns, ways[OURS])]
                     report.rows.append(Row(f"{clock}, {way} beside", "s", *least, where))
+        report.rows.append(Row("bytes from rank to rank", "B", None, found[f"sent, {layout}"], {"layout": layout}))
     report.facts["checkpoint"] = found
     report.notes.append(
         "stock is the way that the row names, ours a Transfer from checkpoint(); the least of all turns"
@@ -131,6 +132,10 @@ def measure(rank: int, size: int, port: int, folder: str, rounds: int) -> dict[s
     with counted() as read:
         LOADS[OURS](folder, layouts["TP 4"], whole)()
     found["read"] = summed(read[0])
+    for layout, mesh in layouts.items():
+        load = Ours(folder, mesh, whole)
+        load()
+        found[f"sent, {layout}"] = load.sent
     dist.destroy_process_group()
     return found
 
@@ -204,6 +209,7 @@ class Ours(Load):
 
         with torch_overlay.Transfer(torch_overlay.checkpoint(self.folder), self.parameters) as transfer:
             transfer.run()
+            self.sent = sum([sent for sent, *_ in transfer.traffic.values()])
 
 
 class ByDCP(Load):

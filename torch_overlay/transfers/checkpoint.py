@@ -1,7 +1,7 @@
 """A checkpoint of safetensors files as the source of a `Transfer`.
 
-The ranks that give the checkpoint are its readers. All of them read the headers, and each gets an equal share of the
-bytes, in the order of the files. A share is cut into rounds. In a round, a reader fills a buffer of half of the budget,
+The ranks that give the checkpoint are its readers. All of them read the headers, and each gets a share of the bytes:
+first rows that it wants itself. A share is cut into rounds. In a round, a reader fills a buffer of half of the budget,
 and sends what is in it to the targets, as pieces of any other source. So each byte is read once, and no reader has more
 of the checkpoint in memory than one round.
 
@@ -14,6 +14,7 @@ import ctypes
 import itertools
 import math
 import os
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..distributed.tensor._planner.regions import Box
 from ._planner.schedule import aligned, blocks
+from ._planner.sides import Ranks
 from .exchanges import Torn
 from .tensor_files import Entry
 
@@ -30,10 +32,13 @@ if TYPE_CHECKING:
 
     from .blocks import Locals
     from .exchanges import Exchanges
+    from .sharding import Sharding
     from .tensor_files import Files
     from .watch import Watch
 
 VECTORS = 512  # buffers of one preadv; Linux takes 1,024
+OWN = 256 << 10  # bytes from which on a reader reads rows since it wants them: reads that lie apart take longer
+UNEVEN = 1.25  # times the mean that a reader reads at most
 ROWS = 8  # if at least so many rows fit into a round, tensors are cut between rows
 
 
@@ -83,48 +88,96 @@ class Contents:
                 )
         return Contents(said[first], [first, *others])
 
-    def shares(self, names: Iterable[str], room: int) -> list[list[list[Part]]]:
-        """Which parts each reader reads in each round, for the tensors with these names in the target.
+    def shares(self, targets: Mapping[str, Sharding | None], room: int) -> list[list[list[Part]]]:
+        """Decide which parts each reader reads in each round.
 
-        Readers get equal numbers of consecutive bytes, in the order of the files. A round takes as many of them as fit
-        into `room` bytes, each part aligned.
+        A reader reads rows that it wants itself, so that nobody sends them: all of them where FSDP shards the target by
+        rows. Rows that several readers want are divided among them. All other parts fill up the readers with the fewest
+        bytes, in the order of the files. No reader reads more than `UNEVEN` times the mean.
+
+        Args:
+            targets: the sharding of the target by name; None for a target of which nothing is known.
+            room: the bytes of a round, in which each part is aligned.
 
         Returns:
             A list by the reader's place in `ranks`, of lists by round.
         """
-        numbers = sorted({self.numbers[name] for name in names})
-        sizes = [self.entries[number].elements * self.entries[number].itemsize for number in numbers]
+        by_entry: dict[int, Sharding | None] = {}
+        for name, target in targets.items():
+            by_entry.setdefault(self.numbers[name], target)
+        total = sum([self.size(Part(number, 0, self.entries[number].elements)) for number in by_entry])
         readers = len(self.ranks)
-        edges = [sum(sizes) * place // readers for place in range(readers + 1)]
         parts: list[list[Part]] = [[] for _ in self.ranks]
-        begin = place = 0
-        for number, size in zip(numbers, sizes):
-            if not size:
+        loads, others, turn = [0] * readers, list[Part](), 0
+        for number, target in sorted(by_entry.items(), key=lambda entry: entry[0]):
+            entry = self.entries[number]
+            if not entry.elements:
                 parts[0].append(Part(number, 0, 0))  # there is nothing to read, but its name must have a source
                 continue
-            while edges[place + 1] <= begin:
-                place += 1
-            reader = place
-            while reader < readers and edges[reader] < begin + size:
-                first, last = (self._cut(number, edge - begin, size, room) for edge in edges[reader : reader + 2])
-                if first < last:
-                    parts[reader].append(Part(number, first, last))
-                reader += 1
-            begin += size
-        return [self._rounds(of_reader, room) for of_reader in parts]
+            for first, last, places in _runs_wanted(entry.shape, target, self.ranks):
+                run = Part(number, first, last)
+                many = min(len(places), self.size(run) // OWN)
+                if not many:
+                    others.append(run)
+                    continue
+                cuts = [first, *[self._cut(run, self.size(run) * n // many, room) for n in range(1, many)], last]
+                for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
+                    part, place = Part(number, begin, end), places[(turn + n) % len(places)]
+                    if (loads[place] + self.size(part)) * readers > total * UNEVEN:
+                        others.append(part)
+                    elif begin < end:
+                        parts[place].append(part)
+                        loads[place] += self.size(part)
+                turn += many
+        self._fill_up(parts, loads, others, room)
+        return [self._rounds(_joined(of_reader), room) for of_reader in parts]
 
-    def _cut(self, number: int, at: int, size: int, room: int) -> int:
-        """Return the element at which to cut a tensor, for a cut at its byte `at`.
+    def _fill_up(self, parts: list[list[Part]], loads: Sequence[int], others: Iterable[Part], room: int) -> None:
+        """Add the other parts to those of the readers, consecutive bytes to each, so that the loads get as even as they
+        can.
 
         Args:
-            number: of the entry.
-            size: the bytes of the tensor.
+            parts: of each reader; this function adds to it.
+            loads: the bytes that each reader reads already.
+        """
+        others = [*others]
+        size, count, below = sum(map(self.size, others)), 0, 0
+        # The readers with the fewest bytes are filled up to one level, (size + below) / count, all in whole numbers.
+        for load in sorted(loads):
+            if load * count >= size + below:
+                break
+            count, below = count + 1, below + load
+        quotas = [max(0, size + below - load * count) for load in loads]
+        edges = [size * quota // max(1, sum(quotas)) for quota in itertools.accumulate([0, *quotas])]
+        begin = place = 0
+        for part in others:
+            end = begin + self.size(part)
+            while place + 1 < len(loads) and edges[place + 1] <= begin:
+                place += 1
+            reader = place
+            while reader < len(loads) and edges[reader] < end:
+                first, last = (self._cut(part, edge - begin, room) for edge in edges[reader : reader + 2])
+                if first < last:
+                    parts[reader].append(Part(part.entry, first, last))
+                reader += 1
+            begin = end
+
+    def size(self, part: Part) -> int:
+        """The bytes of a part."""
+        return (part.last - part.first) * self.entries[part.entry].itemsize
+
+    def _cut(self, part: Part, at: int, room: int) -> int:
+        """Return the element at which to cut a part, for a cut at its byte `at`.
+
+        Args:
             room: the bytes of a round. If several rows fit into it, the cut is moved back to the begin of a row.
         """
-        entry = self.entries[number]
         if at <= 0:
-            return 0
-        return entry.elements if at >= size else _whole_rows(entry, at // entry.itemsize, room)
+            return part.first
+        if at >= self.size(part):
+            return part.last
+        entry = self.entries[part.entry]
+        return max(part.first, _whole_rows(entry, part.first + at // entry.itemsize, room))
 
     def _rounds(self, parts: Iterable[Part], room: int) -> list[list[Part]]:
         """Cut a reader's parts into rounds of at most `room` bytes, each part aligned. There is at least one round."""
@@ -159,6 +212,58 @@ class Contents:
             for part in itertools.chain.from_iterable(rounds):
                 by_entry.setdefault(part.entry, {}).setdefault(reader, []).extend(self.boxes(part))
         return by_entry
+
+
+@lru_cache(maxsize=1024)
+def _runs_wanted(
+    shape: tuple[int, ...], target: Sharding | None, readers: tuple[int, ...]
+) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Cut a tensor into runs of consecutive elements by which readers want them.
+
+    Args:
+        target: its sharding in the target, if it is known.
+        readers: their ranks.
+
+    Returns:
+        For each run its first element, the one after its last, and the places of readers that want all of it. There are
+        none where a reader wants some columns of rows, which lie apart in the file.
+    """
+    wanted: dict[tuple[int, int], list[int]] = {}
+    row, boxes = math.prod(shape[1:]), {} if target is None else _boxes_by_rank(target)
+    for place, rank in enumerate(readers):
+        for box in boxes.get(rank, ()):
+            if shape and box.length[1:] == shape[1:] and box.length[0]:
+                first = box.start[0] * row
+                wanted.setdefault((first, first + box.length[0] * row), []).append(place)
+    runs, at = list[tuple[int, int, tuple[int, ...]]](), 0
+    for (first, last), places in sorted(wanted.items()):
+        if at < first:
+            runs.append((at, first, ()))
+        first, at = max(first, at), max(last, at)  # pieces of different readers may overlap
+        if first < last:
+            runs.append((first, last, tuple(places)))
+    return [*runs, (at, math.prod(shape), ())] if at < math.prod(shape) else runs
+
+
+@lru_cache(maxsize=256)
+def _boxes_by_rank(target: Sharding) -> dict[int, tuple[Box, ...]]:
+    """The boxes that each rank wants."""
+    if target.pieces:
+        return dict(zip(target.ranks, target.pieces))
+    mesh = Ranks.of(target.ranks, target.regions.sizes)
+    coordinates = {rank: mesh.coordinate(rank) for rank in target.ranks}
+    return {rank: (target.regions.box(at),) for rank, at in coordinates.items() if at is not None}
+
+
+def _joined(parts: Iterable[Part]) -> list[Part]:
+    """Sort the parts of a reader, and join those that follow one another in a tensor."""
+    joined: list[Part] = []
+    for part in sorted(parts):
+        if joined and joined[-1].entry == part.entry and joined[-1].last == part.first:
+            joined[-1] = joined[-1]._replace(last=part.last)
+        else:
+            joined.append(part)
+    return joined
 
 
 def _whole_rows(entry: Entry, element: int, room: int) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..distributed.tensor._planner.regions import Box
     from ._planner.relay import Relay
     from ._planner.schedule import AnyMove
-    from .checkpoint import Contents
+    from .checkpoint import Contents, Part
     from .descriptions import Tensor
     from .planner_ranks import Answers, Others, Verdict
     from .sharding import Sharding
@@ -108,7 +108,7 @@ def moves_of_checkpoint(
     Returns:
         The moves, and by name how tensors are passed on.
     """
-    shares = contents.shares([tensor.name for tensor in tensors], room)
+    shares = contents.shares({tensor.name: tensor.target for tensor in tensors}, room)
     relays = {} if hosts is None else relays_of(_as_read(tensors, contents, contents.read_boxes(shares)), hosts)
     # One tensor of the checkpoint may go to several targets, as tied weights do. It is read once.
     by_entry: dict[int, list[Tensor]] = {}
@@ -116,31 +116,28 @@ def moves_of_checkpoint(
         by_entry.setdefault(contents.numbers[tensor.name], []).append(tensor)
     moves = []
     for number in range(max(map(len, shares))):
-        parts = {
-            (part.entry, reader): part
-            for reader, share in zip(contents.ranks, shares)
-            for part in (share[number] if number < len(share) else ())
-        }
-        readers: dict[int, list[int]] = {}
-        for entry, reader in sorted(parts):
-            readers.setdefault(entry, []).append(reader)
-        for entry, ranks in readers.items():
+        parts: dict[int, dict[int, list[Part]]] = {}  # by entry and reader
+        for reader, share in zip(contents.ranks, shares):
+            for part in share[number] if number < len(share) else ():
+                parts.setdefault(part.entry, {}).setdefault(reader, []).append(part)
+        for entry, by_reader in sorted(parts.items()):
             # A part of a file is several boxes of its tensor if it begins or ends inside of a row. Each box is a piece.
-            boxes = {reader: contents.boxes(parts[entry, reader]) for reader in ranks}
-            own = boxes.get(rank, [])
-            begins = [0, *itertools.accumulate([box.elements for box in own])]
+            boxes = {reader: [*map(contents.boxes, some)] for reader, some in by_reader.items()}
+            own = [
+                Local(part, begin, box.length)
+                for part, of_part in zip(by_reader.get(rank, ()), boxes.get(rank, ()))
+                for begin, box in zip(itertools.accumulate([box.elements for box in of_part], initial=0), of_part)
+            ]
+            ranks = sorted(by_reader)
             for tensor in by_entry[entry]:
-                source = tensor.source._replace(
-                    ranks=tuple(ranks), pieces=tuple([tuple(boxes[reader]) for reader in ranks])
-                )
+                every = tuple([tuple(itertools.chain(*boxes[reader])) for reader in ranks])
+                source = tensor.source._replace(ranks=tuple(ranks), pieces=every)
                 pieces = _pieced(source, tensor.target, frozenset(), relays.get(tensor.name))
                 members = source.ranks + tensor.target.ranks
                 for piece, target in numbers_of(tensor._replace(source=source), pieces):
                     move = PieceMove(pieces, (piece, target), tensor.wire.itemsize, members)
-                    local = None
                     # Another reader may have more boxes of this tensor than this rank.
-                    if piece < len(own):
-                        local = Local(parts[entry, rank], begins[piece], own[piece].length)
+                    local = own[piece] if piece < len(own) else None
                     moves.append(TensorMove(tensor, (piece, target), move, number, local))
     return moves, relays
 
