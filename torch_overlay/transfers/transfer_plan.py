@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from .checkpoint import Contents
     from .transfer_group import TransferGroup
 
+# Bytes of a checkpoint that a rank reads in a round, at most: rounds use one buffer, of which only the first use is slow.
+READ = 32 << 20
+
 
 class Plan(NamedTuple):
     """What a run moves, and how.
@@ -41,7 +44,7 @@ class Plan(NamedTuple):
 
 def bytes_to_read_into(budget: int) -> int:
     """Return the bytes of a budget into which a checkpoint is read; buffers of exchanges take the others."""
-    return max(budget // 2, ALIGNED)
+    return min(max(budget // 2, ALIGNED), READ)
 
 
 def bytes_for_buffers(agreement: Agreement) -> int:
