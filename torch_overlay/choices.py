@@ -65,6 +65,7 @@ def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[
     """
 
     def read(name: str, value: object) -> str:
+        """Return `value` if it is one of the words. Else raise OptionError, which lists the words."""
         if isinstance(value, str) and value in words:
             return value
         now = (formerly or {}).get(str(value).lower())
@@ -102,6 +103,11 @@ def some_of(*words: str) -> Callable[[str, object], tuple[str, ...]]:
     """
 
     def read(name: str, value: object) -> tuple[str, ...]:
+        """Return the words in `value`, in the order of `words`; () for "none" or an empty text.
+
+        Raises:
+            OptionError: `value` is no text or sequence, or has another word. Names the option and the words.
+        """
         if isinstance(value, str):
             value = [word.strip() for word in value.split(",")] if value.lower() not in ("", "none") else ()
         if not isinstance(value, Iterable):
@@ -143,7 +149,14 @@ def choose(base: Choices, chosen: Mapping[str, object]) -> Choices:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Choices:
-    """The defaults, changed by every ``TORCH_OVERLAY_<NAME>`` of the environment.
+    """Return the default options, changed by each variable ``TORCH_OVERLAY_<NAME>``. Warns of a variable with this
+    prefix that names no option; those in `OTHERS` are skipped.
+
+    Args:
+        environ: the variables; `os.environ` if None.
+
+    Raises:
+        OptionError: a variable has a value that its option doesn't take, or names an option of an earlier version.
 
     >>> from_environment({"TORCH_OVERLAY_FLATTEN": "existing"}).flatten
     'existing'

@@ -50,10 +50,20 @@ class Session:
         return self.sources[module]
 
     def unrecognised(self, patch: Patch, live: object) -> str | None:
+        """Return what is there instead of the target that a row was written for, in words; None if it is that target.
+        See `versions.unrecognised`, also for `live`.
+        """
         return versions.unrecognised(patch, self.release, self.source(patch.module), live)
 
     def look(self) -> None:
-        """Recognise every row by its file, and import the bodies of the rows that can be applied now. Takes no lock."""
+        """Compare the target of every row with torch's source file, and import the bodies of the rows whose modules are
+        imported. Nothing is patched. Call it without our lock, since imports take locks of their own.
+
+        Raises:
+            ChangedTarget: the session is strict, and a file defines another target. If it isn't, such rows are refused.
+            OverlayError: the session is strict, and a body can't be imported.
+            PatchError: a row has no fingerprint for this release.
+        """
         refused = {patch: why for patch in self.patches if (why := self.unrecognised(patch, None))}
         self.refuse(refused)
         self.import_bodies(patch for patch in self.patches if ready(patch.module))
@@ -70,7 +80,14 @@ class Session:
                 self.refuse({patch: str(error)})
 
     def begin(self) -> None:
-        """Apply the rows whose modules are imported. The others wait for their modules."""
+        """Apply the rows whose modules are imported, all or none, and list the other rows in `waiting` by module. Rows
+        that were refused are skipped.
+
+        Raises:
+            ChangedTarget: the session is strict, and a live target isn't what torch has there. Nothing was patched.
+            OverlayError: a row can't be applied. Nothing was patched.
+            PatchError: a row contradicts its body, or has no fingerprint for this release. Nothing was patched.
+        """
         rows = [patch for patch in self.patches if patch not in self.refused]
         self.apply([patch for patch in rows if ready(patch.module)])
         for patch in rows:

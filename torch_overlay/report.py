@@ -66,7 +66,10 @@ class Status:
         return "\n".join(self.lines())
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
-        """The six lines for a terminal of this many columns. A long line is continued on the next."""
+        """Return the lines of `summary`, folded to this many columns.
+
+        Below these come a line on the rows that were left out, if any, and a line for each transfer that is in a run.
+        """
         title, *others = self.summary()
         lines = [screen.Styled(title, "title"), *_all_fitted(others, width)]
         # Said in the short form, too: after enable(strict=False) nobody would look for it elsewhere.
@@ -154,7 +157,12 @@ def _groups(counts: Mapping[str, object], groups: Listing | None) -> str:
 
 
 def _missing_groups(counts: Mapping[str, object]) -> str:
-    """The mesh call that would have saved most collectives."""
+    """Return the sentence of `summary` on process groups that no mesh has: the call that would make the most useful
+    one, and how many collectives that would have saved. If no plan lacked a group, the sentence says so.
+
+    Args:
+        counts: the counts of `Status.counts`, by name.
+    """
     calls = counts.get("collectives that more groups would save")
     if not isinstance(calls, Mapping) or not calls:
         return "missing groups: none cost anything"
@@ -182,6 +190,7 @@ def _counted(name: str, value: object, width: int) -> list[str]:
 
 
 def _all_fitted(lines: list[str], width: int) -> list[str]:
+    """Fold each line to this many columns, and return all lines that result."""
     return [part for line in lines for part in fitted(line, width)]
 
 

@@ -96,7 +96,11 @@ Change = SetAttribute | SwapCode | Hook
 
 
 def import_body(patch: Patch) -> None:
-    """Import the body of a row. Raises OverlayError if that fails."""
+    """Import the modules that hold a row's body and its `undo`, so that the row can be applied. Returns nothing.
+
+    Raises:
+        OverlayError: one of them can't be imported; names the row's target and the module.
+    """
     for module in patch.body_modules:
         try:
             importlib.import_module(module)

@@ -181,7 +181,17 @@ def of_transfer(transfer: Transfer) -> FlowExplanation:
 
 
 def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int) -> FlowExplanation:
-    """Explain `torch_overlay.redistribute(tensors, mesh, placements, budget=budget)`."""
+    """Explain `torch_overlay.redistribute(tensors, mesh, placements, budget=budget)`, without running it.
+
+    Args:
+        tensors: a tree. Leaves that aren't DTensors are left out.
+        placements, mesh: as `target_placements` takes them.
+        budget: the most bytes that a rank may have in buffers at one time.
+
+    Raises:
+        TypeError: the tree has no DTensor, or `placements` gives something else than placements.
+        ValueError: two leaves have one name, a tensor can't get its placements, or the budget is too small.
+    """
     dtensors = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
     if not dtensors:
         raise TypeError(f"explain() needs DTensors, in dicts, lists and tuples; got none in a {type(tensors).__name__}")
@@ -215,7 +225,16 @@ def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int)
 
 
 def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> Flow:
-    """What ranks send when these tensors move to other meshes."""
+    """Compute what all ranks send to one another when each tensor moves to its target, on another mesh.
+
+    Args:
+        tensors: with any pending reduction; it ends on the tensor's own mesh before the move, which isn't counted.
+        targets: for each tensor, its new mesh and placements.
+        budget: the most bytes that a rank may have in buffers at one time.
+
+    Raises:
+        ValueError: the budget is too small for some rank; or a tensor can't move to its target, see `change_meshes`.
+    """
     if not tensors:
         return NOTHING
     # Pending tensors are reduced before they move, so count them with the placements that they have then.
@@ -224,10 +243,17 @@ def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: 
 
 
 def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
-    """What the ranks of a mesh send for these changes, made together.
+    """Compute what the ranks of a mesh send to one another for these changes, if they run together.
 
-    Along axes on which nothing changes, each slice of the mesh does the same at the same time: two replicas of dp are
-    two flows beside each other, and one exchange.
+    Only axes along which some change moves elements matter. For each coordinate on the other axes there is one slice of
+    the mesh, and all slices run at the same time: the bytes are those of all slices, and the number of exchanges is the
+    largest one of a slice.
+
+    Args:
+        budget: the most bytes that a rank may have in buffers at one time.
+
+    Raises:
+        ValueError: the budget is too small for some rank.
     """
     axes = sorted(frozenset().union(*[change.axes for change in changes]))
     others = [range(1) if axis in axes else range(size) for axis, size in enumerate(mesh.shape)]

@@ -154,7 +154,12 @@ class Drawing(screen.Shown):
 
     @staticmethod
     def of(mesh: DeviceMesh | ParallelMeshes | MeshMap, gpus_per_host: int = 8) -> Drawing:
-        """Draw a mesh, or all meshes of a run. Axes of a run with the same groups are drawn as one."""
+        """Return the drawing of a mesh, or of all meshes of a run. Axes of a run with the same groups are drawn as one.
+
+        Raises:
+            TypeError: `mesh` is no mesh.
+            ValueError: `gpus_per_host` is less than 1.
+        """
         if isinstance(mesh, ParallelMeshes):
             mesh = of_degrees(mesh.degrees)
         elif not isinstance(mesh, MeshMap):

@@ -119,7 +119,11 @@ class ShownStep:
     step: Step | None = None
 
     def cells(self, number: int) -> tuple[str, ...]:
-        """The cells of its row in the table."""
+        """Return the cells of this step's row in the table of `ShownPlan.text`, one for each column.
+
+        Args:
+            number: of the step in the plan, from 1; it is the first cell.
+        """
         if not self.axes:
             return (f"  {number}", self.name, "", "", self.holds, "", "", "")
         over, ranks = ",".join(self.axes), str(self.ranks)

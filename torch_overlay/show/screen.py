@@ -91,6 +91,11 @@ def show(lines: Iterable[str], file: TextIO | None = None) -> None:
 
 
 def _print(lines: Iterable[str], file: TextIO, on: Any) -> None:
+    """Print lines to a file, or in their styles on rich's console.
+
+    Args:
+        on: the console of this file, as `console` returns it; None to print plain text to `file`.
+    """
     for line in lines:
         if on is None:
             print(line, file=file)

@@ -127,7 +127,10 @@ class Agreement:
 
     @cached_property
     def _indices(self) -> dict[str, list[int]]:
-        """The indices of the moves, by name. Runs that move a layer each ask for a few of thousands of names."""
+        """For each name, the indices of its moves in `moves`.
+
+        Computed once: a run may move one layer, and looks up a few names among thousands.
+        """
         indices: dict[str, list[int]] = {}
         for index, move in enumerate(self.moves):
             indices.setdefault(move.tensor.name, []).append(index)

@@ -168,10 +168,15 @@ def _differing(
 
 
 def _many_differ(now: torch.Tensor, before: torch.Tensor, form: Form) -> bool:
-    """Compare a sample of a message's elements. True if so many differ that the whole message is surely shorter.
+    """Return True if so many elements of a message changed that it is shorter to send all of them, judged by a sample.
 
-    Comparing all elements takes as long as sending them within a machine. If the sample misleads, the message is longer
-    than it need be, but still correct.
+    A True saves the comparison of all elements, which takes as long as sending them within a machine. False means that
+    they must be compared, also for a message that is too short for a sample. A sample that misleads makes the message
+    longer than it need be; the receiver still gets the right values.
+
+    Args:
+        now, before: the bytes of the message now and as it was sent last, as in `changed`.
+        form: the widths of the message's elements.
     """
     width = form.widths[-1]
     new, old = (message.view(BY_WIDTH[width]) for message in (now, before))
@@ -426,7 +431,15 @@ class ChangesOnly(Exchanges):
         return super().staging * 3 // 2
 
     def lose(self, ranks: Iterable[int] | None = None) -> None:
-        """Send everything whole to these ranks in the next run. None is all ranks; then nothing is kept, either."""
+        """In the next run, send whole messages to these ranks, not only what changed since the last run.
+
+        Args:
+            ranks: the receivers that may have lost what was sent to them last. None is all ranks; then this rank also
+                frees the bytes that it kept to compare with.
+
+        Raises:
+            KeyError: a rank isn't in the group of the exchanges.
+        """
         if ranks is None:
             self._have = set()
             for sent in self._known.values():

@@ -197,7 +197,7 @@ class Relayed:
             exchanges.forget()
 
     def lose(self, ranks: Iterable[int] | None = None) -> None:
-        """Send everything whole in the next run, in all hops. See `ChangesOnly.lose`."""
+        """In the next run, send whole messages to these ranks, in all hops. See `ChangesOnly.lose`."""
         losing = None if ranks is None else [*ranks]
         for exchanges in self._changes:
             exchanges.lose(losing)

@@ -524,6 +524,7 @@ class _Extent(NamedTuple):
 
 
 def _extent(view: torch.Tensor) -> _Extent:
+    """Return the bytes of its storage that a view spans. A view without elements spans none."""
     size = view.element_size()
     steps = tuple([(step * size, length) for step, length in zip(view.stride(), view.shape) if length != 1])
     begin = view.storage_offset() * size
@@ -665,6 +666,7 @@ class _Recorder(TorchDispatchMode):
             self._follow(tensor, base)
 
     def _follow(self, tensor: torch.Tensor, base: _Base) -> None:
+        """Remember that the storage of `tensor` holds `base`, and keep `tensor` alive during the run of the loader."""
         self._bases[storage_of(tensor)] = base
         self._alive.append(tensor)
         self._users.append((base.name, tensor, _users(tensor)))
@@ -694,10 +696,16 @@ class _Recorder(TorchDispatchMode):
         return self._computes(func, args, kwargs, names)
 
     def _names(self, tensor: torch.Tensor) -> Collection[str]:
+        """Return the names of the checkpoint's tensors that `tensor` is a view of or was computed from; () for none."""
         base = self._bases.get(storage_of(tensor))
         return (base.name,) if base is not None else self._computed.get(storage_of(tensor), ())
 
     def _unknown(self, func: Any, names: Collection[str]) -> None:
+        """Mark these tensors as whole, since the loader called an operation on them that `_Recorder` doesn't follow.
+
+        Args:
+            func: the operation, for the reason.
+        """
         for name in names:
             self.records[name].comes_whole(f"its loader calls {func}")
 
@@ -721,6 +729,16 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _mark(self, made: Sequence[torch.Tensor], names: Collection[str]) -> None:
+        """Record that tensors were computed from tensors of the checkpoint. A later use of them counts as a use of
+        those.
+
+        Skips tensors that show a box of a tensor of the checkpoint, which `_follow` has recorded, and memory of the
+        model.
+
+        Args:
+            made: the tensors that an operation returned or wrote.
+            names: the names of the checkpoint's tensors that it read.
+        """
         for tensor in made:
             key = storage_of(tensor)
             if key not in self._bases and key not in self._storages:
@@ -767,10 +785,21 @@ class _Recorder(TorchDispatchMode):
         return made
 
     def _filled(self, target: torch.Tensor, value: Any) -> None:
+        """Record that the loader wrote a constant into memory of the model; nothing if `target` is empty."""
         if target.numel():
             self.records[self._nobody].fills.append(Fill(torch.Tensor.detach(target), value))
 
     def _copied(self, target: torch.Tensor, view: torch.Tensor) -> None:
+        """Record a `copy_` from a tensor of the checkpoint, or from a view of it.
+
+        The tensor gets a piece, which can be written directly, if the source is a box of the tensor with the target's
+        shape, the target is memory of the model, the values are cast at most once, and all pieces of the tensor go to
+        one dtype and device. Otherwise it is marked as whole, with the reason. A copy of no elements isn't recorded.
+
+        Args:
+            target: what the loader copies to.
+            view: the source. `_follow` knows its storage.
+        """
         base = self._bases[storage_of(view)]
         record = self.records[base.name]
         if storage_of(target) not in self._storages:
@@ -896,6 +925,7 @@ class _Memory:
 
 
 def _slots(model: torch.nn.Module) -> Iterator[_Slot]:
+    """Yield all parameters and buffers of a model, module by module. A tensor that two modules share comes twice."""
     for module in model.modules():
         for table in _TABLES:
             for key, tensor in getattr(module, table).items():
@@ -957,6 +987,14 @@ def _distinct(fills: Iterable[Fill]) -> list[Fill]:
 
 
 def _place(view: torch.Tensor, places: Mapping[int, list[tuple[str, torch.Tensor]]]) -> dict[str, Any]:
+    """Describe where a view lies in the model, as data for JSON: its shape, the name of a parameter or buffer that
+    contains its first element, the offset of that element in the parameter, and its strides. Offset and strides count
+    elements.
+
+    Args:
+        view: memory of the model.
+        places: for each storage, the names and tensors of the parameters and buffers in it.
+    """
     begin = _extent(view).begin
     its = places[storage_of(view)]
     name, whole = next((each for each in its if _extent(each[1]).begin <= begin < _extent(each[1]).end), its[0])

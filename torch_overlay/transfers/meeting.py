@@ -605,12 +605,13 @@ def _default_group() -> weakref.ref[ProcessGroup] | None:
 
 
 def _leave_to_parent() -> None:
-    """Close the places of the parent in a forked child, without closing them in the parent.
+    """Disconnect a forked child from the parent's places, without closing the connections of the parent. Runs in each
+    child, right after the fork.
 
-    A child (a data loader's worker, say) has copies of all sockets. While it lived, the port of a dead parent would
-    stay taken, and other ranks wouldn't notice that rank 0 died, since its connections would stay open. So each such
-    descriptor is led to /dev/null. It isn't closed: torch's objects still have its number, and would later close
-    whatever file got that number.
+    The child of a fork, for instance a data loader's worker, inherits all sockets. As long as it held them, the port of
+    a parent that died would stay in use, and other ranks wouldn't see the connection to a dead rank 0 close. So the
+    child replaces each such descriptor by one of /dev/null (`dup2`). It doesn't close the descriptor: torch's objects
+    still have its number, and would later close whichever file got that number next.
     """
     for place in list(_open):
         _open.discard(place)

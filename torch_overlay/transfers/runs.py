@@ -82,9 +82,17 @@ class RunReport(NamedTuple):
     lost: bool = False
 
     def agree(self, team: Team) -> RunDecision:
-        """Tell all ranks of the team, and hear what they tell. Collective; returns when all have come.
+        """Exchange the reports of all ranks, and decide whether and how they run. Collective.
 
-        A row of six integers is enough if nothing is wrong. Only otherwise do ranks also exchange words.
+        If nothing is wrong, each rank sends six integers. Otherwise ranks then also exchange the text of their
+        problems.
+
+        Returns:
+            The decision, the same on all ranks. Its `problems` aren't empty if a rank can't run, or if ranks gave
+            different `only`, `version` or `check`.
+
+        Raises:
+            RuntimeError: the collective's own error, for instance since a rank died.
         """
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
         version = NO_VERSION if self.version is None else self.version

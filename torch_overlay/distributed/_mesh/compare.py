@@ -98,7 +98,16 @@ def explained(wait: Callable[[], tuple[str, Sequence[int]]]) -> Iterator[None]:
 def _start_timer(
     wait: Callable[[], tuple[str, Sequence[int]]],
 ) -> threading.Timer | None:
-    """Start the timer of `explained`. None if this rank can't wait for others."""
+    """Start the timer that logs the warning of `explained`, in another thread. It fires
+    after `SECONDS`, a little later on higher ranks, unless it is cancelled before.
+
+    Args:
+        wait: see `explained`. The timer's thread calls it.
+
+    Returns:
+        The running timer. None if the world has no other ranks to wait for, or no store
+        through which all ranks talk.
+    """
     world = distributed_c10d._get_default_group()
     if not _can_wait(world):
         return None
@@ -326,7 +335,12 @@ def _timeout_seconds(world: distributed_c10d.ProcessGroup) -> float:
 
 
 def _read(store: distributed_c10d.Store, key: str, seconds: float) -> str | None:
-    """The value at ``key``; None if no rank sets it in time."""
+    """Return the value at ``key``. Waits for a rank to set it, for this many seconds at
+    most; None if none does.
+
+    Raises:
+        DistNetworkError: the store is gone.
+    """
     try:
         # Out of time: read what is there, but wait for no more.
         if seconds <= 0 and not store.check([key]):

@@ -338,7 +338,14 @@ def _reserve_for_view(entry: Entry, universe: Universe) -> None:
 
 
 def _add_axis_name(entry: Entry, request: Request) -> ProcessGroup | None:
-    """Record that the group serves this axis, and return it."""
+    """Record in the entry of a group that the requested axis uses the group.
+
+    A joint request, which only redistributions make, adds its name, but doesn't set
+    `serves_axis`.
+
+    Returns:
+        The group; None on a rank outside it.
+    """
     group = entry.group
     # A group that serves no axis has no owner who would destroy it, so
     # `_destroy_abandoned_groups` does.

@@ -505,10 +505,14 @@ def find_universe(
 
 
 def join_universe(shared: Holder) -> None:
-    """Let a loaded mesh use the groups of the universe that it was saved from.
+    """Find the universe of a loaded mesh, whose groups it then uses, and store it in
+    ``shared.universe``.
 
-    If that isn't here, it uses those of the first universe over the same ranks that is
-    as private (see `find_universe`). Does nothing while there is no such universe.
+    That is the universe that the mesh was saved from, or else the first one over the
+    same ranks with the same ``private`` token (see `find_universe`).
+
+    Does nothing if the mesh has a universe or wasn't loaded, before init_process_group,
+    and while there is no such universe.
     """
     if (
         shared.universe is None

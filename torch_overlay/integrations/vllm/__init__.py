@@ -62,7 +62,10 @@ def base_class(name: str) -> type:
 
 
 def name_worker(error: Exception | None, trainers: int) -> None:
-    """Add to an error which worker of vLLM's a rank is that it names: in the place, workers come after trainers.
+    """If an error message names a rank that is a worker, append which of vLLM's workers it is. Changes the error.
+
+    Trainers have the ranks from 0 to `trainers - 1`, and workers the ranks from there on. Only the first worker that is
+    named is explained. None, and any error but a plain ValueError or RuntimeError, stays as it is.
 
     >>> error = RuntimeError("rank 5 didn't come within 300 s.")
     >>> name_worker(error, trainers=4)

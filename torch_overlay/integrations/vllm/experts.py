@@ -180,7 +180,16 @@ def states_of(model: torch.nn.Module) -> list[Any]:
 
 
 def _parameters_of(layer: Any, moved: Sequence[torch.Tensor]) -> list[Any]:
-    """The parameters of a layer whose memory vLLM moves."""
+    """Return the parameters whose memory vLLM moves in one layer, in the order of `moved`.
+
+    Args:
+        layer: a layer with experts.
+        moved: the tensors that vLLM moves. Each shares the memory of a parameter.
+
+    Raises:
+        ValueError: one of them isn't the memory of a parameter of the layer.
+        AttributeError: the layer has no `routed_experts`, as in another vLLM.
+    """
     parameters = {storage_of(param): param for param in layer.routed_experts.parameters()}
     if any(storage_of(tensor) not in parameters for tensor in moved):
         raise ValueError(f"{_NEEDS}, and what vLLM moves isn't the memory of the model's parameters.")
@@ -223,6 +232,19 @@ def _by_map(
     def load(
         param: Any, loaded_weight: Any, weight_name: str, shard_id: str, expert_id: int, return_success: bool = False
     ) -> bool | None:
+        """Load one expert's weights into all slots of this worker that have this expert now, by calling `loader` for
+        each.
+
+        Args:
+            expert_id: the slot's number among all slots, as vLLM's loader gives it. Below `logical` it is also the
+                number of the expert. The calls for higher numbers, those of copies, do nothing.
+
+        Returns:
+            With `return_success`, whether `loader` took the weights for some slot; else None.
+
+        Raises:
+            IndexError: there is no slot of this number.
+        """
         if not 0 <= expert_id < physical:
             raise IndexError(f"there is no slot {expert_id} among {physical}")
         slots = places.get(expert_id, ()) if expert_id < logical else ()

@@ -128,6 +128,9 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         return engine
 
     def _planned(self, weights: dict[str, Any]) -> torch_overlay.Transfer:
+        """Return a new transfer that sends these weights, by name, to all workers. Collective over all trainers and
+        workers. Raises as `torch_overlay.Transfer`.
+        """
         return torch_overlay.Transfer(weights, None, group=self._place, strict=False, **self._options)
 
     def send_weights(self, check: bool = False) -> None:
@@ -238,9 +241,16 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
     def _work_during(
         self, call: Callable[[], object], work: Callable[[], None]
     ) -> tuple[Exception | None, Exception | None]:
-        """Do `work` while the sender's `call` to the servers is under way. Returns the errors of `work` and of `call`.
+        """Run `work` here while a thread runs `call`. Only the sender runs `call`; the other trainers just run `work`.
 
-        The call is made on a thread, and the work here: the transfer's collectives belong to the trainer's main thread.
+        `work` runs on the calling thread, since the transfer's collectives belong to the trainer's main thread.
+
+        Args:
+            call: asks vLLM's servers for their part of the work, and returns when they have done it.
+            work: this rank's own part.
+
+        Returns:
+            The error of `work` and that of `call`, each None if there is none. Interrupts are raised.
         """
         if not self.is_sender:
             return self._failure_of(work), None
@@ -253,6 +263,9 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         return failed, told
 
     def _failure_of(self, work: Callable[[], None]) -> Exception | None:
+        """Run `work`. Returns its error or None; interrupts are raised. If the error names a rank that is a worker of
+        vLLM's, its message also says which worker (`name_worker`). An error of this rank's own source keeps its words.
+        """
         error = self._error_of(work)
         if error is not self._own_error:  # the words of a source are its own
             name_worker(error, self._trainers)

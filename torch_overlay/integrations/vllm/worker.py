@@ -129,7 +129,16 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise
 
     def _join(self, init_info: InitInfo) -> None:
-        """Ask the loader, meet the trainers and the other workers, and plan. A problem here is told to all of them."""
+        """Ask the loader where tensors go (`_ask_loader`), meet the trainers and the other workers, and make the
+        transfer. Collective over all of them.
+
+        If asking fails, this rank still meets the others and tells them why. Then it raises that error, and they raise
+        a ValueError with its text; otherwise they would wait for the whole timeout.
+
+        Raises:
+            ValueError, TypeError: the trainer's tensors don't fit the model here or on another rank.
+            RuntimeError: a rank didn't come within the timeout.
+        """
         problem: Exception | None = None
         try:
             self._metas, self._options = init_info.metas, options_of(init_info)
@@ -150,10 +159,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._plan()
 
     def _ask_loader(self) -> None:
-        """Ask the model's loader where it puts the trainer's tensors.
+        """Find out where the model's loader puts each of the trainer's tensors, store that in `_found`, and log it.
 
-        If vLLM moves experts (EPLB), each goes where it is now. vLLM's own loader goes by where experts were at first,
-        so weights would be written over other experts.
+        If vLLM moves experts (EPLB), each expert's weights are to go where the expert is now. vLLM's own loader uses
+        the places that experts had at first, and would write over other experts.
+
+        Raises:
+            ValueError: the trainer's tensors don't fit the model: fp8 scales are missing, the loader refuses a tensor,
+                or experts that vLLM moves can't be written directly. `_found` keeps its value.
+            TypeError: the model's parameters are DTensors.
         """
         self._check_scales()
         self._experts = self._live_experts()
@@ -251,10 +265,12 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return found
 
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        """Call the model's `load_weights`, with experts put where they are now. Returns and raises what that does."""
         with contextlib.nullcontext() if self._experts is None else self._experts.loading():
             return self._load_as_vllm(weights)
 
     def _load_as_vllm(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        """Call the model's `load_weights` as vLLM does, with some of the tensors. Returns and raises what that does."""
         with _all_may_not_come():
             return self.model.load_weights(weights)
 
@@ -278,15 +294,21 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Does nothing: vLLM's reload begins in `receive_weights`, when all weights have arrived."""
 
     def receive_weights(self, update_info: UpdateInfo, load_weights: Callable[..., object] | None = None) -> None:
-        """Take part in one run of the transfer, and hand whole tensors to the model's loader.
+        """Run the transfer once, and hand the tensors that come whole to the model's loader. Collective over all
+        trainers and workers.
 
-        A round that is refused on some rank, before anything is sent, is an error of all trainers, and is logged here.
-        Else raises what `Transfer.run` and the model's `load_weights` raise. If a round is refused or fails, the server
-        keeps the weights that it had: vLLM's reload, which moves parameters to meta, begins after the transfer, and is
-        ended also if the loader fails.
+        If some rank refuses the round before anything is sent, all trainers raise an error; this worker only logs it,
+        and returns. If a round is refused or fails, the server keeps the weights that it had: vLLM's reload, which
+        moves parameters to meta, begins only after the transfer, and is ended also if the loader fails.
 
         Args:
-            load_weights: the function by which vLLM up to 0.26 would load. Not called.
+            load_weights: the function with which vLLM up to 0.26 would load. It isn't called. It only tells whether
+                vLLM has begun an update in the checkpoint's format, which is refused.
+
+        Raises:
+            RuntimeError: `init_transfer_engine` wasn't called; or the transfer failed, see `Transfer.run`.
+            ValueError: vLLM has begun an update in the checkpoint's format. All trainers raise it, too.
+            Exception: what the model's `load_weights` raises.
         """
         if self._transfer is None or self._found is None:
             raise RuntimeError("The engine 'torch_overlay' isn't initialized: init_transfer_engine comes first.")

@@ -230,7 +230,11 @@ class OnMesh:
         return self._side.replicas, self._side.box(next(iter(self._side.cells()))).elements
 
     def _cell(self, cell: tuple[int, ...]) -> Cell:
-        """Return the cell at a coordinate, with its holders. Made once, since cells are keys of a dict."""
+        """Return a cell with its box and holders. Each cell is made once, since it is the key of a dict.
+
+        Args:
+            cell: the mesh coordinate of the cell's first replica, as `Side.cells` returns it.
+        """
         if cell not in self._cells:
             self._cells[cell] = Cell(self._side.box(cell), tuple([(rank, 0) for rank in self._side.holders(cell)]))
         return self._cells[cell]

@@ -105,8 +105,17 @@ class Striped:
             yield cell.holders[0], cell.box.meet(box)
 
     def _share(self, cell: Cell) -> list[tuple[Slot, Box]]:
-        """Return the stripes of a cell that is wanted, each with the piece that gets it. They don't overlap, and cover
-        the cell. Computed in the first call for a cell."""
+        """Cut a cell into stripes, and choose the rank that holds each stripe after this hop. Remembered for each cell.
+
+        With `is_in_place`, parts that one of the ranks already holds stay with it.
+
+        Args:
+            cell: of the target, with the ranks that want it.
+
+        Returns:
+            Pairs of a slot (a rank and the number of its piece) and the stripe that this piece gets, a box of the whole
+            tensor. Stripes don't overlap, and together they are the cell.
+        """
         if cell.box not in self._shared:
             left, shares = [cell.box], []
             # What some rank has already stays there, and it passes that on.

@@ -78,11 +78,11 @@ class Line(NamedTuple):
         return Line(cell, box, total, tuple([begin for begin, _ in holes]), gone, ends, replicas)
 
     def begin(self, copy: int, part: Box) -> int:
-        """Return where a part of a copy of the box begins on the line without holes.
+        """Return where the interval of one target rank begins: a position on the line without holes, in elements.
 
         Args:
-            copy: the number of the target's replica that wants it.
-            part: of the whole tensor, inside the box.
+            copy: the rank's replica number in the target; each replica wants one copy of the box.
+            part: the part of the box that the rank wants, as a box of the whole tensor.
         """
         return self.closed(copy * self.box.elements + place_in(part, self.box))
 
@@ -92,7 +92,10 @@ class Line(NamedTuple):
         return place - (self.gone[before - 1] if before else 0)
 
     def end(self, replica: int) -> int:
-        """Return where the interval of a replica ends, and that of the next one begins; 0 for replica -1."""
+        """Return where the interval of a source replica ends: a position on the line without holes, in elements.
+
+        It is the first position after the interval, where that of the next replica begins. For replica -1 it is 0.
+        """
         if replica < 0:
             return 0
         return self.total * (replica + 1) // self.replicas if self.ends is None else self.ends[replica]
@@ -135,8 +138,11 @@ class Line(NamedTuple):
 
 
 def _in_place(move: Move, cell: Coordinate, box: Box) -> Iterator[tuple[int, int]]:
-    """Yield the holes of a line: for each replica that wants some of the box that it holds itself, where its interval
-    begins on the line with holes, and the elements of it."""
+    """Yield the holes of a line: what target ranks want of the box and already hold, so that nobody sends it.
+
+    Yields:
+        For each such rank, in elements: the position of the hole on the line with holes, and its length. Not sorted.
+    """
     source, target = move.source, move.target
     for replica in range(source.replicas):
         there = target.ranks.coordinate(source.holder(cell, replica))

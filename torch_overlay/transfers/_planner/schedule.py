@@ -72,8 +72,13 @@ class Load(NamedTuple):
     apart: int = 0
 
     def then(self, part: Load) -> Load | None:
-        """Join this load and one that has the next part of the same blocks. None if it is no such part, or lies at
-        another distance than the parts before."""
+        """Return this load extended by the next part of the same blocks. None if that gives no load.
+
+        Args:
+            part: a block that follows this load's block along one dim, has the size of one of its parts, and the same
+                `step`. If this load has several parts already, the dim must be the one along which they are cut, and
+                `part` must lie in the buffer at the same distance from the last part as the parts lie from one another.
+        """
         (start, length), apart = self.box, part.at - self.at - (self.parts - 1) * self.apart
         dims = [dim for dim, (own, other) in enumerate(zip(start, part.box.start)) if own != other]
         if len(dims) != 1 or self.step != part.step or (self.parts > 1 and (*dims, apart) != (self.dim, self.apart)):
@@ -201,7 +206,13 @@ class Stream:
             self.size += item.step * len(item.tensors)
 
     def cut(self, number: int, count: int) -> Iterator[Item]:
-        """Yield the items that exchange `number` of `count` carries."""
+        """Yield the items of the stream that one exchange carries: part `number` of `count` equal parts of its bytes.
+        Each end is rounded down to a whole element.
+
+        Args:
+            number: of the exchange, from 0.
+            count: how many exchanges the run has.
+        """
         if count == 1:
             yield from self.items
             return

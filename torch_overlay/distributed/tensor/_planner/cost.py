@@ -361,7 +361,12 @@ def _aligned(exchange: Exchange, dim: int) -> bool:
 
 
 def in_rounds(steps: tuple[Step, ...], itemsize: int, cost: Cost) -> tuple[Step, ...]:
-    """Return the same steps, the large ones in rounds."""
+    """Return the same steps, with each large all-to-all and reduce-scatter over several
+    axes set to run in several rounds, which need smaller buffers.
+
+    Steps stay as they are if the global tensor has less than twice ``cost.round_bytes``
+    bytes. See `_in_rounds` for the number of rounds.
+    """
     if bytes_of(steps, itemsize) < 2 * cost.round_bytes:
         return steps
     return tuple(

@@ -114,9 +114,13 @@ def talkers(step: AllToAll, coordinate: Coordinate) -> list[int]:
 
 
 def _talking(step: AllToAll) -> tuple[int, ...]:
-    """Return the axes of the group along which a rank receives from others, if there is
-    a grid: those whose cut goes, and those with terms. Along any other axis of the
-    group, a member exchanges only with members at its own coordinate."""
+    """Return the axes of the group along which a rank receives elements from members at
+    other coordinates, ascending. The step must have a grid.
+
+    These are the axes that cut a dim before the step and not after it, and the axes
+    over which the step reduces. Along any other axis of the group, a rank exchanges
+    elements only with members at its own coordinate.
+    """
     gone = itertools.chain.from_iterable(
         before[len(after) :] for before, after in _orders(step)
     )

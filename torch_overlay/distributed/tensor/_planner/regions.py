@@ -285,7 +285,19 @@ class Cuts(NamedTuple):
         shard_order: Iterable[tuple[int, Sequence[int]]] | None = None,
         factors: Sequence[int] | None = None,
     ) -> Cuts:
-        """Read placements. Arguments and errors are those of `Regions.of`."""
+        """Return the orders and pending reductions that placements give a tensor of any
+        shape.
+
+        Args:
+            dims, ops, sizes, shard_order, factors: as in `Regions.of`.
+            ndim: how many dims the tensor has.
+
+        Raises:
+            ValueError: the spec is wrong, as in `Regions.of`.
+            NotPlanned: a split factor isn't the product of the sizes of later axes on
+                its dim, or the reduction isn't in `OPS`. `on` checks that reordered
+                dims are cut evenly.
+        """
         _check(dims, ops, ndim, sizes)
         mesh_orders = _orders(dims, (1,) * len(sizes), ndim, sizes)
         if shard_order is not None:
@@ -378,8 +390,13 @@ class Regions(_RegionsFields):
         )
 
     def span(self, dim: int, coordinate: Sequence[int]) -> tuple[int, int]:
-        """Return start and length along `dim` of the box of `coordinate`: a chunk of a
-        chunk, one for each axis of the order."""
+        """Return (start, length) of the interval of `dim` that `coordinate` holds, in
+        elements of the global tensor.
+
+        The axes in ``orders[dim]`` cut the dim one after the other, each as
+        `torch.chunk` does: the first axis cuts the dim, the next one cuts the chunk
+        that is left.
+        """
         start, length = 0, self.shape[dim]
         for axis in self.orders[dim]:
             offset, length = chunk(length, self.sizes[axis], coordinate[axis])

@@ -280,8 +280,16 @@ def next_collective(
 
 
 def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
-    """Return the boxes after the next collective: those of the group that undoes most
-    cuts, and among equal groups those that are smallest."""
+    """Choose the boxes after the next collective of `_one_group_at_a_time`.
+
+    The collective undoes cuts that `after` doesn't have, by the axes of one group, and
+    makes cuts of `after` where they then fit. Of all groups that allow it, choose the
+    one with most axes. Ties go to the smallest boxes, then to the group whose cuts
+    block cuts of `after` on most dims, then to the group with fewest ranks.
+
+    Raises:
+        AssertionError: no group allows it. A group over a single axis always does.
+    """
     wrong = misplaced(now, after)
     candidates = []
     for group in groups.within(wrong):
@@ -516,8 +524,12 @@ class Reduction:
         )
 
     def _most_collectives(self) -> int:
-        """Return how many collectives a plan may have: one for each axis, and at most
-        two if one group has all axes that talk."""
+        """Return how many collectives a plan may have.
+
+        That is the number of axes over which it reduces or whose cuts must be undone;
+        but at most two if there is a group of all axes that it reduces over or moves
+        along.
+        """
         one_per_axis = len(self.axes | misplaced(self.before, self.after))
         return (
             min(one_per_axis, 2)

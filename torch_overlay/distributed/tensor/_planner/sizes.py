@@ -109,12 +109,15 @@ def _forms(
 
 
 def rounded_parts(before: Regions, after: Regions) -> tuple[int, ...] | None:
-    """Return, for each dim, what its length must be a multiple of for the tensor to
-    have the plan of its rounded bytes: the number of ranks along all axes that may cut
-    the dim on the way. None if no tensor has such a plan.
+    """Return for each dim the number that its length must be a multiple of, so that the
+    tensor shares its plan with others of about as many bytes (see `Forms`).
 
-    Axes that cut the dim in source or target may cut it. Where a reduction ends, all
-    axes that take part may, if any of them cuts the dim.
+    That is the number of ranks along all axes that may cut the dim on the way: the axes
+    that cut it in `before` or `after`. If a reduction ends and some axis cuts the dim,
+    also all axes of the reduction and all that cut another dim.
+
+    None if tensors share no plan, since `after` has a pending reduction that `before`
+    doesn't have.
     """
     if after.pending - before.pending:
         # New terms limit the number of collectives, too, which isn't linear in bytes.

@@ -232,8 +232,14 @@ def _in_place(pieces: Blocks, dim: int, shape: Sequence[int]) -> bool:
 
 
 def joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return blocks one after the other in a flat tensor, each in row-major order. A
-    single contiguous block gives a view."""
+    """Concatenate blocks into one flat tensor, each in row-major order.
+
+    A single contiguous block of at least one dim gives a view; anything else, a new
+    tensor.
+
+    Args:
+        parts: the blocks, at least one.
+    """
     if parts[0].ndim and all(part.shape[1:] == parts[0].shape[1:] for part in parts):
         return flattened(torch.cat(parts) if len(parts) > 1 else parts[0])
     lengths = [part.numel() for part in parts]
@@ -367,10 +373,15 @@ def swap(
 
 
 def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Tensor]:
-    """Make the function that packs what goes to the members of a group.
+    """Make the function that packs the pieces which this rank sends.
 
-    With nothing to send it returns an empty tensor that depends on all tensors given,
-    see `unread`.
+    The function takes the local tensor and any other tensors. It returns a flat tensor
+    with the pieces one after the other, in the order of the group's ranks. If there are
+    no pieces, it returns an empty tensor that depends on all its arguments (`unread`).
+    A single contiguous piece gives a view of the local tensor.
+
+    Args:
+        sends: the pieces, as boxes of the local tensor.
     """
     pieces = sorted(sends, key=lambda piece: group.places[piece.member])
     starts = itertools.accumulate([piece.box.elements for piece in pieces], initial=0)
@@ -648,7 +659,14 @@ def _one_round(
     own: int,
     group: Group,
 ) -> _Round:
-    """Make the functions of one round."""
+    """Make the functions that exchange and unpack one round of an all-to-all. The
+    exchange waits for the collective.
+
+    Args:
+        sends, receives: the parts of pieces that this rank sends and gets in this
+            round, its own part included.
+        own: the number of this rank as a member of the step.
+    """
     sent, received = (
         [piece for piece in pieces if piece.member != own]
         for pieces in (sends, receives)

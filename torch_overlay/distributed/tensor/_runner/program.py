@@ -128,10 +128,14 @@ def runners(
 
 
 def _divide(step: Divide, here: Here) -> Local:
+    """Make the function that divides a local tensor by a number."""
     return lambda local: local / step.by
 
 
 def _narrow(step: Narrow, here: Here) -> Local:
+    """Make the function that cuts the wanted box out of a local tensor. It returns a
+    view, or an empty tensor that depends on the local tensor if the box is empty.
+    """
     box = step.box(here.coordinate)
     # A rank whose target shard is empty. Its result still depends on the source, see
     # `nothing_of`.
@@ -141,6 +145,9 @@ def _narrow(step: Narrow, here: Here) -> Local:
 
 
 def _embed(step: Embed, here: Here) -> Local:
+    """Make the function that pads a local tensor with zeros to the shape of the new
+    one.
+    """
     box, shape = step.box(here.coordinate), here.wanted.length
     around = [
         (start, whole - start - length)
@@ -162,6 +169,11 @@ def _wait_later(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _all_reduce(step: AllReduce, here: Here, group: Group, finish: Local) -> Stages:
+    """Make the one function that all-reduces a local tensor into a new one.
+
+    Args:
+        finish: applied to the result of the collective, for instance to wait for it.
+    """
     op, name = step.op, group.name
     # No pack: all_reduce itself makes a contiguous copy.
     return (lambda local: finish(_functional.all_reduce(local, op, name)),)
@@ -180,6 +192,12 @@ def _as_bytes_if_needed(run: Local) -> Local:
 
 
 def _all_gather(step: AllGather, here: Here, group: Group, finish: Local) -> Stages:
+    """Make the functions that pack a local tensor, all-gather and, unless what arrives
+    is the new local tensor already, put the shards in their places.
+
+    Args:
+        finish: applied to the result of the collective, for instance to wait for it.
+    """
     shape = here.wanted.length
     size, chunk, held = step.ranks, step.chunk, here.held.elements
     # A group in another order than the mesh would put the shards in the wrong places.
@@ -221,6 +239,13 @@ def _padded(more: int) -> Local:
 
 
 def _all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stages:
+    """Make the functions that run an all-to-all: one function if the step has several
+    rounds, otherwise those that pack, exchange and unpack.
+
+    Args:
+        finish: applied to the result of the collective, for instance to wait for it.
+            Not used with several rounds, which always wait.
+    """
     # Rounds are made for large exchanges and always wait, so `finish` has no say.
     if step.rounds > 1:
         return (all_to_all_in_rounds(step, here, group),)

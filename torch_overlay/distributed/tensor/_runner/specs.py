@@ -113,8 +113,11 @@ def norm_ended(
 
 
 def norm_made(source: Placements, target: Placements) -> _NormPartial | None:
-    """Return the norm of which replicas become terms, once `norm_ended` accepts the
-    change."""
+    """Return the norm of the terms that a redistribution makes from replicas: the first
+    norm in the target where the source has another placement. None if it makes none.
+
+    Call `norm_ended` before, which raises NotPlanned if they aren't made from replicas.
+    """
     return next(
         (
             new
@@ -354,11 +357,13 @@ def same_step_by_step(
 def pads_step_by_step(
     steps: Sequence[Step], question: Question, held: Sequence[int], shape: Sequence[int]
 ) -> bool:
-    """True if a rank whose local tensor has another shape than it should may join the
-    all-gather of a plan by the step-by-step path.
+    """True if a rank whose local tensor has a wrong shape may run the step-by-step path
+    while the other ranks run the all-gather of this plan: their collectives match.
 
-    Over one axis, where shards are uneven, both paths pad each shard along the dim to
-    the longest, so all ranks send equally many elements.
+    That holds if the plan is one all-gather over one axis that cuts a dim unevenly. In
+    both paths each rank then pads its shard along this dim to the longest one, so all
+    ranks send equally many elements. The wrong shape must differ along this dim only,
+    and be no longer there than the longest shard.
 
     Args:
         held: the shape that the local tensor should have.
