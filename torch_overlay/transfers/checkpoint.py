@@ -1,9 +1,9 @@
 """A checkpoint of safetensors files as the source of a `Transfer`.
 
 The ranks that give the checkpoint are its readers. All of them read the headers, and each gets a share of the bytes:
-first rows that it wants itself. A share is cut into rounds. In a round, a reader fills a buffer of half of the budget,
-and sends what is in it to the targets, as pieces of any other source. So each byte is read once, and no reader has more
-of the checkpoint in memory than one round.
+first rows that it wants itself. A share is cut into rounds. In a round, a reader fills a buffer, and sends what is in
+it to the targets, as pieces of any other source, while a thread reads the next round into a second buffer. So each byte
+is read once, and no reader has more of the checkpoint in memory than two rounds.
 
 Start reading at `Contents.shares` for who reads what, and at `Rounds.run` for a run; the files are in `tensor_files`.
 """
@@ -14,6 +14,7 @@ import ctypes
 import itertools
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,7 @@ from .tensor_files import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
     from .blocks import Locals
     from .exchanges import Exchanges
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 VECTORS = 512  # buffers of one preadv; Linux takes 1,024
+BUFFERS = 2  # that rounds are read into
 OWN = 256 << 10  # bytes from which on a reader reads rows since it wants them: reads that lie apart take longer
 UNEVEN = 1.25  # times the mean that a reader reads at most
 ROWS = 8  # if at least so many rows fit into a round, tensors are cut between rows
@@ -355,7 +358,9 @@ class Rounds:
     @property
     def staging(self) -> int:
         """The most bytes that buffers take at one time, including those that files are read into."""
-        return self._most + max([step.exchanges.staging for step in self._rounds], default=0)
+        return min(len(self._rounds), BUFFERS) * self._most + max(
+            [step.exchanges.staging for step in self._rounds], default=0
+        )
 
     @property
     def _most(self) -> int:
@@ -385,44 +390,75 @@ class Rounds:
         views are kept for the next run, since the sources lie in other buffers then.
         """
         self.written = frozenset()
-        # One buffer for all rounds: reading into memory that was written before is seven times as fast as into new
-        # memory, which the system fills with zeros first.
-        buffer = torch.empty(self._most, dtype=torch.uint8, device="cpu")
-        for number, step in enumerate(self._rounds):
-            text, written = f"round {number + 1} of {len(self._rounds)}", frozenset[int]()
-            try:
-                if watch is not None:
-                    watch.enter(f"{text}, reading the checkpoint")
-                with span(f"{text}, read"):
-                    own = self._read(step, buffer)
-                # What this round would write: if it fails, it may have written some of it.
-                written = frozenset([step.places[place] for place in step.exchanges.schedule.writes])
-                is_last = number + 1 == len(self._rounds)
-                step.exchanges.run(own, [targets[n] for n in step.places], sent if is_last else _nothing, False, watch)
-            except Exception as error:
-                was_written, self.written = bool(self.written), self.written | written
-                if was_written and not isinstance(error, Torn):
-                    raise Torn(f"{text}: {error}") from error
-                raise
-            self.written |= {step.places[place] for place in step.exchanges.written}
+        # Two buffers for all rounds: one is read into while the other is sent. Reading into memory that was written
+        # before is seven times as fast as into new memory, which the system fills with zeros first.
+        buffers = [torch.empty(self._most, dtype=torch.uint8, device="cpu") for _ in self._rounds[:BUFFERS]]
+        with ThreadPoolExecutor(1, "torch_overlay reads a checkpoint") as reader:  # ends when nobody reads any more
+            ahead = None
+            for number, step in enumerate(self._rounds):
+                text, written = f"round {number + 1} of {len(self._rounds)}", frozenset[int]()
+                buffer = buffers[number % BUFFERS]
+                try:
+                    if watch is not None:
+                        watch.enter(f"{text}, reading the checkpoint")
+                    with span(f"{text}, read"):
+                        if ahead is None:
+                            self._read(step, buffer)
+                        else:
+                            ahead.result()
+                    own = self._sources(step, buffer)
+                    ahead = self._read_ahead(reader, number + 1, buffers)
+                    # What this round would write: if it fails, it may have written some of it.
+                    written = frozenset([step.places[place] for place in step.exchanges.schedule.writes])
+                    done = sent if number + 1 == len(self._rounds) else _nothing
+                    step.exchanges.run(own, [targets[n] for n in step.places], done, False, watch)
+                except Exception as error:
+                    was_written, self.written = bool(self.written), self.written | written
+                    if was_written and not isinstance(error, Torn):
+                        raise Torn(f"{text}: {error}") from error
+                    raise
+                self.written |= {step.places[place] for place in step.exchanges.written}
         if not self._rounds:
             sent()
 
-    def _read(self, step: Round, buffer: torch.Tensor) -> list[torch.Tensor | None]:
-        """Read this rank's sources of a round into a buffer. Returns a view of it for each place, or None."""
-        sources: list[torch.Tensor | None] = [None] * len(step.places)
+    def _read_ahead(
+        self, reader: ThreadPoolExecutor, number: int, buffers: Sequence[torch.Tensor]
+    ) -> Future[None] | None:
+        """Begin to read a round on another thread, which launches nothing on a device. None if there is no such round,
+        or if the interpreter ends and starts no threads any more: then the round is read when it is its turn."""
+        if number == len(self._rounds):
+            return None
+        try:
+            return reader.submit(self._read, self._rounds[number], buffers[number % BUFFERS])
+        except RuntimeError:
+            return None
+
+    def _read(self, step: Round, buffer: torch.Tensor) -> None:
+        """Read the parts of a round into a buffer of the host, each aligned. Raises as `_fill`."""
         parts = step.parts()
         if not parts or self._files is None:
-            return sources
+            return
+        begins = self._begins(parts)
+        memory = memoryview((ctypes.c_char * len(buffer)).from_address(buffer.data_ptr())).cast("B")
+        for file, stretch in self._stretches(parts):
+            self._fill(file, [(part, memory[begins[part] : begins[part] + self._size(part)]) for part in stretch])
+
+    def _begins(self, parts: Iterable[Part]) -> dict[Part, int]:
+        """Return the byte of the buffer at which each part of a round begins."""
         begins, at = dict[Part, int](), 0
         for part in parts:
             begins[part] = at
             at += aligned(self._size(part))
-        memory = memoryview((ctypes.c_char * at).from_address(buffer.data_ptr())).cast("B")
-        for file, stretch in self._stretches(parts):
-            self._fill(file, [(part, memory[begins[part] : begins[part] + self._size(part)]) for part in stretch])
-        del memory  # it isn't valid any more when the buffer is freed
-        buffer = buffer.to(self._device)
+        return begins
+
+    def _sources(self, step: Round, buffer: torch.Tensor) -> list[torch.Tensor | None]:
+        """Return this rank's sources of a round for each place, as views of a buffer that was read; None where it has
+        none."""
+        sources: list[torch.Tensor | None] = [None] * len(step.places)
+        parts = step.parts()
+        if not parts or self._files is None:
+            return sources
+        begins, buffer = self._begins(parts), buffer[: self._room(parts)].to(self._device)
         for place, (part, begin, shape) in step.locals.items():
             if part in begins:
                 flat = buffer.narrow(0, begins[part], self._size(part))

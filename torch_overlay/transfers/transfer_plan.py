@@ -12,7 +12,7 @@ import torch
 from ._planner.schedule import ALIGNED, Flow, Schedule
 from .bound_tensors import size_of
 from .changes import ChangesOnly
-from .checkpoint import Round, Rounds
+from .checkpoint import BUFFERS, Round, Rounds
 from .exchanges import Exchanges, Traffic, agreed_count
 from .hops import Hop, Relayed
 from .planner_ranks import LISTED
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .checkpoint import Contents
     from .transfer_group import TransferGroup
 
-# Bytes of a checkpoint that a rank reads in a round, at most: rounds use one buffer, of which only the first use is slow.
+# Bytes of a checkpoint that a rank reads in a round at most. Rounds take turns in two buffers: new memory is slow.
 READ = 32 << 20
 
 
@@ -43,13 +43,14 @@ class Plan(NamedTuple):
 
 
 def bytes_to_read_into(budget: int) -> int:
-    """Return the bytes of a budget into which a checkpoint is read; buffers of exchanges take the others."""
-    return min(max(budget // 2, ALIGNED), READ)
+    """Return the bytes of a budget into which a round of a checkpoint is read, in one of two buffers. Buffers of
+    exchanges take what is left."""
+    return min(max(budget // 2 // BUFFERS, ALIGNED), READ)
 
 
 def bytes_for_buffers(agreement: Agreement) -> int:
     """Return the bytes of the budget that buffers of exchanges may take."""
-    return agreement.budget - (0 if agreement.contents is None else bytes_to_read_into(agreement.budget))
+    return agreement.budget - (0 if agreement.contents is None else BUFFERS * bytes_to_read_into(agreement.budget))
 
 
 def flow_of(agreement: Agreement) -> Flow:

@@ -298,8 +298,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         trainers and workers.
 
         If some rank refuses the round before anything is sent, all trainers raise an error; this worker only logs it,
-        and returns. If a round is refused or fails, the server keeps the weights that it had: vLLM's reload, which
-        moves parameters to meta, begins only after the transfer, and is ended also if the loader fails.
+        and returns. Then the server keeps the weights that it had. So it does for what comes whole if the transfer
+        fails later: vLLM's reload, which moves parameters to meta, begins only after the transfer, and is ended also if
+        the loader fails. Parameters that are written in place may be a mixture then, as the transfer's error says.
 
         Args:
             load_weights: the function with which vLLM up to 0.26 would load. It isn't called. It only tells whether
