@@ -154,6 +154,11 @@ def place_experts(model):
 class VllmCases:
     """Cases for ``EightRanks``."""
 
+    def check_weights(self, model, wanted):
+        """The parameters are those wanted, bit by bit, and not all zeros."""
+        for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
+            self.assertTrue(torch.equal(got, want) and got.any(), name)
+
     def _run(
         self,
         quantization,
@@ -283,8 +288,7 @@ class VllmCases:
         if done is not None:
             model, wanted, (whole, found, _) = done
             self.assertEqual((whole, found.whole, reloads), ({}, {}, []))
-            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
-                self.assertTrue(torch.equal(got, want) and got.any(), name)
+            self.check_weights(model, wanted)
 
     def test_experts_that_moved_on_one_worker_of_vllm_make_all_plan_anew(self):
         """Before the second round, two change places and one goes. Weights would be written over other experts."""
@@ -292,8 +296,7 @@ class VllmCases:
         if done is not None:
             model, wanted, (_, found, _) = done
             self.assertEqual(self.rank == 4, "0.down2" in found.skipped)
-            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
-                self.assertTrue(torch.equal(got, want) and got.any(), name)
+            self.check_weights(model, wanted)
 
     def test_vllm_workers_get_only_what_changed(self):
         """Or all of it, if the trainers say so: here, because a server has lost its weights."""
@@ -309,8 +312,7 @@ class VllmCases:
         done = self._run(None, [], options={"changes": True}, more=more, starts=starts)
         if done is not None:
             model, wanted, _ = done
-            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
-                self.assertTrue(torch.equal(got, want) and got.any(), name)
+            self.check_weights(model, wanted)
 
     def test_vllm_workers_pass_on_what_they_got(self):
         """Two replicas: the trainers send half as many bytes."""
@@ -323,8 +325,7 @@ class VllmCases:
             done = self._run(None, [], options={"relay": relay}, more=more)
             if done is not None:
                 model, wanted, _ = done
-                for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
-                    self.assertTrue(torch.equal(got, want) and got.any(), name)
+                self.check_weights(model, wanted)
         if sent:
             self.assertLess(sent[1], 0.6 * sent[0])  # norms and shared heads go to all four workers
 
@@ -396,8 +397,7 @@ class VllmCases:
         if done is not None:
             model, wanted, (whole, found, _) = done
             self.assertEqual((whole, found.whole), ({}, {}))
-            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
-                self.assertTrue(torch.equal(got, want) and got.any(), name)
+            self.check_weights(model, wanted)
 
     def test_strided_shards_go_to_vllm_as_they_lie(self):
         self._check_as_they_lie("0.33")
@@ -415,8 +415,7 @@ class VllmCases:
             model, wanted, (whole, found, _) = done
             self.assertEqual(reloads, ["begun", "done"] * ROUNDS)
             self.assertEqual((len(found.direct), len(whole)), (0, len(model.checkpoint())))
-            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
-                self.assertTrue(torch.equal(got, want) and got.any(), name)
+            self.check_weights(model, wanted)
 
     def test_a_trainer_that_fails_is_named_to_all_and_the_next_round_is_as_any(self):
         done = self._run(None, [], fails=1)
@@ -424,15 +423,13 @@ class VllmCases:
             model, wanted, (_, _, (error,)) = done
             self.assertIn("refused, and the server keeps those that it has: A Transfer over", error)
             self.assertIn("nothing was sent: rank 1: ArithmeticError: the weights are NaN", error)
-            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
-                self.assertTrue(torch.equal(got, want) and got.any(), name)
+            self.check_weights(model, wanted)
 
     def test_a_sender_of_vllm_whom_no_server_answers_tells_the_other_trainers(self):
         done = self._run(None, [], is_away=True)
         if done is not None:
             model, wanted, _ = done
-            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
-                self.assertTrue(torch.equal(got, want) and got.any(), name)
+            self.check_weights(model, wanted)
 
     def test_a_refused_round_of_vllm_begins_no_reload(self):
         """In which the model is on meta: the server would have no weights until a later round succeeds."""

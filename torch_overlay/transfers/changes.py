@@ -161,7 +161,7 @@ def _differing(
         numbers = bits.nonzero().flatten() + at if words is None else words
         if width > WORD:
             numbers = torch.unique_consecutive(numbers // (width // WORD))
-    numbers += first - begin // width
+    numbers = numbers + (first - begin // width)  # not in place: it may be a view of `words`
     if begin % WORD or end % WORD:  # a word has elements of another width, or bytes that fill the message up
         numbers = numbers[(numbers >= first) & (numbers < last)]
     return numbers

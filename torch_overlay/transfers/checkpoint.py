@@ -112,7 +112,7 @@ class Contents:
         readers = len(self.ranks)
         parts: list[list[Part]] = [[] for _ in self.ranks]
         loads, others, turn = [0] * readers, list[Part](), 0
-        for number, target in sorted(by_entry.items(), key=lambda entry: entry[0]):
+        for number, target in sorted(by_entry.items(), key=lambda item: item[0]):
             entry = self.entries[number]
             if not entry.elements:
                 parts[0].append(Part(number, 0, 0))  # there is nothing to read, but its name must have a source
@@ -135,7 +135,7 @@ class Contents:
         self._fill_up(parts, loads, others, room)
         return [self._rounds(_joined(of_reader), room) for of_reader in parts]
 
-    def _fill_up(self, parts: list[list[Part]], loads: Sequence[int], others: Iterable[Part], room: int) -> None:
+    def _fill_up(self, parts: list[list[Part]], loads: Sequence[int], others: Sequence[Part], room: int) -> None:
         """Add the other parts to those of the readers, consecutive bytes to each, so that the loads get as even as they
         can.
 
@@ -143,7 +143,6 @@ class Contents:
             parts: of each reader; this function adds to it.
             loads: the bytes that each reader reads already.
         """
-        others = [*others]
         size, count, below = sum(map(self.size, others)), 0, 0
         # The readers with the fewest bytes are filled up to one level, (size + below) / count, all in whole numbers.
         for load in sorted(loads):
@@ -367,13 +366,9 @@ class Rounds:
         """The most bytes that this rank reads in a round."""
         return max([self._room(step.parts()) for step in self._rounds], default=0)
 
-    def _size(self, part: Part) -> int:
-        """Return the bytes of a part."""
-        return (part.last - part.first) * self._contents.entries[part.entry].itemsize
-
     def _room(self, parts: Iterable[Part]) -> int:
         """Return the bytes of a buffer for these parts, each aligned."""
-        return sum([aligned(self._size(part)) for part in parts])
+        return sum([aligned(self._contents.size(part)) for part in parts])
 
     def run(
         self,
@@ -441,14 +436,16 @@ class Rounds:
         begins = self._begins(parts)
         memory = memoryview((ctypes.c_char * len(buffer)).from_address(buffer.data_ptr())).cast("B")
         for file, stretch in self._stretches(parts):
-            self._fill(file, [(part, memory[begins[part] : begins[part] + self._size(part)]) for part in stretch])
+            self._fill(
+                file, [(part, memory[begins[part] : begins[part] + self._contents.size(part)]) for part in stretch]
+            )
 
     def _begins(self, parts: Iterable[Part]) -> dict[Part, int]:
         """Return the byte of the buffer at which each part of a round begins."""
         begins, at = dict[Part, int](), 0
         for part in parts:
             begins[part] = at
-            at += aligned(self._size(part))
+            at += aligned(self._contents.size(part))
         return begins
 
     def _sources(self, step: Round, buffer: torch.Tensor) -> list[torch.Tensor | None]:
@@ -461,7 +458,7 @@ class Rounds:
         begins, buffer = self._begins(parts), buffer[: self._room(parts)].to(self._device)
         for place, (part, begin, shape) in step.locals.items():
             if part in begins:
-                flat = buffer.narrow(0, begins[part], self._size(part))
+                flat = buffer.narrow(0, begins[part], self._contents.size(part))
                 whole = flat.view(getattr(torch, self._contents.entries[part.entry].dtype))
                 sources[place] = whole.narrow(0, begin, math.prod(shape)).view(shape)
         return sources
@@ -477,7 +474,7 @@ class Rounds:
         for part, after in zip(parts, [*parts[1:], None]):
             stretch.append(part)
             file = self._contents.entries[part.entry].file
-            follows = after is not None and (file, self._begin(part) + self._size(part)) == (
+            follows = after is not None and (file, self._begin(part) + self._contents.size(part)) == (
                 self._contents.entries[after.entry].file,
                 self._begin(after),
             )
