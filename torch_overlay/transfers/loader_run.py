@@ -1,0 +1,579 @@
+"""One call of a model's loader on tensors without memory: what would have been copied where. Start at `LoaderRun`.
+
+A `_Recorder` follows each tensor through the loader's views and copies. Writes to the model are recorded and not done,
+and `ModelMemory` restores what the loader replaced. `landings.py` calls loaders in this way, and decides which of the
+records can be trusted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .sharding import CASTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
+
+_aten = torch.ops.aten
+# Parts of the errors that numpy(), tolist(), a copy to real memory and `param.data = weight` raise for a meta tensor.
+# The loader asked for values then, which says nothing against the tensor's name.
+_NO_VALUES = "meta device", "unallocated storage", "meta tensor; no data", "have incompatible tensor type"
+_COPIES = (_aten._to_copy.default, _aten.clone.default)
+_FILLS = (_aten.fill_.Scalar, _aten.zero_.default)
+_SHOWN = 5  # names in one message
+REFUSED = "its loader ends with"
+# The name under which an operation is recorded in which no tensor takes part, such as a fill between two copies.
+NOBODY = "\0nobody"
+_TABLES = "_parameters", "_buffers"
+_PIECE = object()  # in place of a fill's value, for a view to which a tensor is copied
+
+
+class Meta(NamedTuple):
+    """Name, type and shape of a tensor of a checkpoint."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def empty(self, device: torch.device | str) -> torch.Tensor:
+        """A tensor of its shape and type."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+class Fill(NamedTuple):
+    """Memory of the model that the loader sets to a constant, such as rows that pad a vocabulary."""
+
+    view: torch.Tensor
+    value: Any
+
+
+class LoaderRun:
+    """One call of the loader on tensors without memory. The model is restored afterwards.
+
+    Attributes:
+        records: by name. Operations without a tensor are under `NOBODY`; if the loader got one tensor alone
+            (`apart`), under that tensor's name.
+        error: the error that the loader raised, or None.
+        needs_values: True if it asked for the value of an element, which a meta tensor doesn't have.
+    """
+
+    def __init__(self, load: Load, memory: ModelMemory, metas: Sequence[Meta], apart: bool = False) -> None:
+        nobody = metas[0].name if apart else NOBODY
+        recorder = _Recorder(metas, memory.storages, nobody)
+        self.records, self.error, self.needs_values = recorder.records, None, False
+        weights = [*recorder.tensors.items()]
+        try:
+            with recorder, torch.no_grad():
+                load(weights)
+        except Exception as error:
+            self.error = error.with_traceback(None)  # its frames hold the tensors, which `kept` would count as kept
+            self.needs_values = recorder.needs_values or any(words in str(error) for words in _NO_VALUES)
+            if apart:
+                self.records[nobody].comes_whole(f"{REFUSED} {type(error).__name__}: {error}")
+        for name in [] if self.error is not None else recorder.kept():
+            self.records[name].comes_whole("its loader keeps it")
+            self.records[name].written |= memory.storages
+        if memory.restore():
+            self.records[nobody].comes_whole("its loader keeps it")
+            self.records[nobody].written |= memory.storages
+
+    @property
+    def is_clear(self) -> bool:
+        """True if each write is known to belong to one tensor.
+
+        Fills without a tensor are fine, too, as long as they don't touch memory of a tensor that comes whole, or of a
+        piece.
+        """
+        nobody = self.records[NOBODY] if NOBODY in self.records else Record()
+        if self.error is not None or nobody.why is not None:
+            return False
+        unknown = set().union(*[record.storages for record in self.records.values() if record.why is not None])
+        return not {storage_of(fill.view) for fill in nobody.fills} & (unknown | conflicts(self.records))
+
+
+class Record:
+    """What the loader was seen to do with one tensor.
+
+    Attributes:
+        pieces: for each box, where it begins in the tensor, and the view of the model that it goes to.
+        fills: the constants that the loader writes meanwhile.
+        why: the reason why it comes whole; None if it is direct.
+        written: storages of the model that are written in a way that we don't know.
+        error: the error with which the loader refused it.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[tuple[int, ...], torch.Tensor]] = []
+        self.fills: list[Fill] = []
+        self.why: str | None = None
+        self.written: set[int] = set()
+        self.error: Exception | None = None
+
+    def comes_whole(self, why: str) -> None:
+        """Mark it as one that comes whole. The first reason is kept, as it is the cause of later ones."""
+        if self.why is None:
+            self.why = why
+
+    @property
+    def storages(self) -> set[int]:
+        """The storages of the model that it goes to."""
+        return (
+            {storage_of(view) for _, view in self.pieces}
+            | {storage_of(fill.view) for fill in self.fills}
+            | self.written
+        )
+
+    def does_as(self, other: Record) -> bool:
+        """True if the loader did the same with it the other time. Fills aren't compared: when all tensors come in one
+        call, no tensor is known to be their cause."""
+
+        def said(record: Record) -> Any:
+            pieces = [(start, extent(view), view.dtype) for start, view in record.pieces]
+            return record.why, pieces, record.written
+
+        return bool(said(self) == said(other))
+
+
+def fills_of(record: Record) -> set[tuple[Extent, str]]:
+    return {(extent(fill.view), repr(fill.value)) for fill in record.fills}
+
+
+def conflicts(records: Mapping[str, Record]) -> set[int]:
+    """Storages in which two pieces, or a piece and a fill, overlap. The loader's order of writing decides there, and a
+    run keeps no order. Two fills of one value may overlap."""
+    found = set[int]()
+    views: list[tuple[torch.Tensor, Any]] = []
+    for record in records.values():
+        views += [(view, _PIECE) for _, view in record.pieces if record.why is None]
+        views += record.fills
+    open_: list[tuple[torch.Tensor, Any]] = []
+    for view, value in sorted(views, key=lambda each: (storage_of(each[0]), extent(each[0]).begin)):
+        begin = extent(view).begin
+        open_ = [each for each in open_ if storage_of(each[0]) == storage_of(view) and extent(each[0]).end > begin]
+        if any(_meet(other, view) and not (value is not _PIECE and value == its) for other, its in open_):
+            found.add(storage_of(view))
+        open_.append((view, value))
+    return found
+
+
+def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if two views may have an element in common; False only if they surely have none."""
+    first, second = extent(one), extent(other)
+    if first.storage != second.storage or first.end <= second.begin or second.end <= first.begin:
+        return False
+    if one.element_size() != other.element_size() or one.stride() != other.stride():
+        return True  # with other steps it takes more than a comparison of coordinates, so assume the worse
+    # With equal strides both are boxes of one grid: they are apart if they are apart along some dim.
+    left = [one.storage_offset(), other.storage_offset()]
+    for step, *lengths in sorted(zip(one.stride(), one.shape, other.shape), reverse=True):
+        starts = [at // step if step else 0 for at in left]
+        left = [at - start * step for at, start in zip(left, starts)]
+        if starts[0] + lengths[0] <= starts[1] or starts[1] + lengths[1] <= starts[0]:
+            return False
+    return True
+
+
+class Extent(NamedTuple):
+    """The bytes of a storage that a view spans: from `begin` to before `end`."""
+
+    storage: int
+    begin: int
+    end: int
+    steps: tuple[tuple[int, int], ...]  # of each dim of more than one element, its stride and its length
+
+
+def extent(view: torch.Tensor) -> Extent:
+    """Return the bytes of its storage that a view spans. A view without elements spans none."""
+    size = view.element_size()
+    steps = tuple([(step * size, length) for step, length in zip(view.stride(), view.shape) if length != 1])
+    begin = view.storage_offset() * size
+    last = sum([(length - 1) * step for step, length in steps])
+    return Extent(storage_of(view), begin, begin + last + size if view.numel() else begin, steps)
+
+
+class _Recorder(TorchDispatchMode):
+    """Follows tensors through the operations of a loader. Writes to the model are recorded and not done.
+
+    Attributes:
+        tensors: the tensors on meta that the loader gets, by name.
+        records: what was seen, by name; under `nobody` what no tensor takes part in.
+        needs_values: True if the value of an element was asked for.
+    """
+
+    def __init__(self, metas: Sequence[Meta], storages: Collection[int], nobody: str) -> None:
+        super().__init__()
+        self.tensors = {meta.name: meta.empty("meta") for meta in metas}
+        self.records = {name: Record() for name in (*self.tensors, nobody)}
+        self.needs_values = False
+        self._storages, self._nobody = storages, nobody
+        self._bases: dict[int, _Base] = {}
+        self._computed: dict[int, frozenset[str]] = {}  # by storage, the names of what it was computed from
+        self._alive: list[torch.Tensor] = []  # else their storage's address might be another tensor's
+        self._users: list[tuple[str, torch.Tensor, int]] = []
+        for name, tensor in self.tensors.items():
+            shape = tuple(tensor.shape)
+            base = _Base(name, shape, tensor.stride(), (0,) * len(shape), tuple(range(len(shape))), (tensor.dtype,))
+            self._follow(tensor, base)
+
+    def _follow(self, tensor: torch.Tensor, base: _Base) -> None:
+        """Remember that the storage of `tensor` holds `base`, and keep `tensor` alive during the run of the loader."""
+        self._bases[storage_of(tensor)] = base
+        self._alive.append(tensor)
+        self._users.append((base.name, tensor, _users(tensor)))
+
+    def kept(self) -> list[str]:
+        """The names of tensors of which the loader still holds a view, or a view of a copy: it may write them later."""
+        return [*dict.fromkeys([name for name, tensor, users in self._users if _users(tensor) > users])]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        names = {name for tensor in given for name in self._names(tensor)}
+        written = _written(func, args, kwargs)
+        into_model = {key for key in map(storage_of, written) if key in self._storages}
+        if func is _aten.copy_.default and storage_of(args[1]) in self._bases and not self._names(args[0]):
+            self._copied(args[0], args[1])
+            return args[0]
+        if into_model and not names and func in _FILLS:
+            self._filled(args[0], args[1] if len(args) > 1 else 0)
+            return args[0]
+        if into_model or (names and written):
+            return self._wrote(func, args, kwargs, names, written, into_model)
+        if func in _COPIES and names:
+            return self._copy(args[0], kwargs)
+        return self._computes(func, args, kwargs, names)
+
+    def _names(self, tensor: torch.Tensor) -> Collection[str]:
+        """Return the names of the checkpoint's tensors that `tensor` is a view of or was computed from; () for none."""
+        base = self._bases.get(storage_of(tensor))
+        return (base.name,) if base is not None else self._computed.get(storage_of(tensor), ())
+
+    def _unknown(self, func: Any, names: Collection[str]) -> None:
+        """Mark these tensors as whole, since the loader called an operation on them that `_Recorder` doesn't follow.
+
+        Args:
+            func: the operation, for the reason.
+        """
+        for name in names:
+            self.records[name].comes_whole(f"its loader calls {func}")
+
+    def _computes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Collection[str]) -> Any:
+        """Run an operation that doesn't write to the model. If it takes a tensor of the checkpoint, its results are
+        views of that tensor, or else are marked as computed from it."""
+        if names:
+            args, kwargs = tree_map(_on_meta, (args, kwargs))
+        try:
+            result = func(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            asks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+            if isinstance(error, NotImplementedError) or not asks.isdisjoint(func.tags):
+                self.needs_values = True
+            raise
+        if names:
+            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            if func is _aten.view.dtype or not all(storage_of(leaf) in self._bases for leaf in made):
+                self._unknown(func, names)
+            self._mark(made, names)
+        return result
+
+    def _mark(self, made: Sequence[torch.Tensor], names: Collection[str]) -> None:
+        """Record that tensors were computed from tensors of the checkpoint. A later use of them counts as a use of
+        those.
+
+        Skips tensors that show a box of a tensor of the checkpoint, which `_follow` has recorded, and memory of the
+        model.
+
+        Args:
+            made: the tensors that an operation returned or wrote.
+            names: the names of the checkpoint's tensors that it read.
+        """
+        for tensor in made:
+            key = storage_of(tensor)
+            if key not in self._bases and key not in self._storages:
+                self._computed[key] = frozenset([*names, *self._computed.get(key, ())])
+                self._alive.append(tensor)
+
+    def _wrote(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        names: Collection[str],
+        written: Sequence[torch.Tensor],
+        into_model: set[int],
+    ) -> Any:
+        """Record a write that is no plain copy and no fill: into the model, or to a tensor of the checkpoint."""
+        if func is _aten._foreach_copy_.default and all(storage_of(source) in self._bases for source in args[1]):
+            for target, source in zip(args[0], args[1]):
+                self._copied(target, source)
+            return None
+        for name in names or (self._nobody,):
+            self.records[name].comes_whole(f"its loader calls {func}")
+            self.records[name].written |= into_model
+        self._mark(written, names)
+        if not into_model and all(tensor.is_meta for tensor in written):
+            return func(*tree_map(_on_meta, args), **tree_map(_on_meta, kwargs))  # may change the shape
+        return written[0]
+
+    def _copy(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Follow a copy, perhaps of another type or on another device, as the box of the tensor that it shows."""
+        kwargs = {key: value for key, value in kwargs.items() if key in ("dtype", "memory_format")}
+        made: torch.Tensor = _aten._to_copy.default(tensor, device=torch.device("meta"), **kwargs)
+        base = self._bases.get(storage_of(tensor))
+        if base is None:
+            self._mark([made], self._names(tensor))
+            return made
+        box = base.box(tensor) if _is_plain(tensor, base) else None
+        if box is None:
+            self.records[base.name].comes_whole("its loader takes elements that make no box")
+            self._mark([made], [base.name])
+            return made
+        dtypes = base.dtypes if made.dtype == base.dtypes[-1] else (*base.dtypes, made.dtype)
+        self._follow(made, _Base(base.name, tuple(made.shape), made.stride(), *box, dtypes))
+        return made
+
+    def _filled(self, target: torch.Tensor, value: Any) -> None:
+        """Record that the loader wrote a constant into memory of the model; nothing if `target` is empty."""
+        if target.numel():
+            self.records[self._nobody].fills.append(Fill(torch.Tensor.detach(target), value))
+
+    def _copied(self, target: torch.Tensor, view: torch.Tensor) -> None:
+        """Record a `copy_` from a tensor of the checkpoint, or from a view of it.
+
+        The tensor gets a piece, which can be written directly, if the source is a box of the tensor with the target's
+        shape, the target is memory of the model, the values are cast at most once, and all pieces of the tensor go to
+        one dtype and device. Otherwise it is marked as whole, with the reason. A copy of no elements isn't recorded.
+
+        Args:
+            target: what the loader copies to.
+            view: the source. `_follow` knows its storage.
+        """
+        base = self._bases[storage_of(view)]
+        record = self.records[base.name]
+        if storage_of(target) not in self._storages:
+            record.comes_whole("its loader copies it to memory that isn't the model's")
+            self._mark([target], [base.name])
+            return
+        if not view.numel() and not target.numel():
+            return
+        types = base.dtypes if target.dtype == base.dtypes[-1] else (*base.dtypes, target.dtype)
+        box = base.box(view)
+        if not _is_plain(view, base) or _is_turned(target):
+            record.comes_whole("its loader takes its elements for another type's")
+        elif len(types) > 2 or (len(types) > 1 and not CASTS.issuperset([str(each)[6:] for each in types])):
+            record.comes_whole("its loader makes another type of it")
+        elif box is None or target.shape != view.shape:
+            record.comes_whole("its loader takes elements that make no box")
+        elif any((other.dtype, other.device) != (target.dtype, target.device) for _, other in record.pieces):
+            record.comes_whole("it goes to memory of several types or devices")
+        else:
+            start, dims = box
+            record.pieces.append((start, _in_order(torch.Tensor.detach(target), dims, len(start))))
+            return
+        record.written.add(storage_of(target))
+
+
+class _Base(NamedTuple):
+    """What a storage holds during a run of the loader: a tensor of the checkpoint, or a copy of a box of it, with its
+    dims in any order.
+
+    Attributes:
+        name: the tensor's name.
+        shape: the shape of the memory, which is dense.
+        stride: its strides.
+        start: where the box begins in the tensor.
+        dims: for each dim of the memory, the tensor's dim; None for a dim of length 1 that the tensor doesn't have.
+        dtypes: the types that the values went through, in order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    start: tuple[int, ...]
+    dims: tuple[int | None, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    def box(self, view: torch.Tensor) -> tuple[tuple[int, ...], tuple[int | None, ...]] | None:
+        """The box of the tensor that a view of this memory shows: where it begins, and for each dim of the view the dim
+        of the tensor. None if the view isn't a box.
+
+        In dense memory each element has one address. So the view's offset gives the start, and a dim of the view runs
+        along that dim of the memory which has the same stride.
+        """
+        order = sorted(range(len(self.shape)), key=lambda dim: self.stride[dim], reverse=True)
+        begins, left = [0] * len(self.shape), view.storage_offset()
+        for dim in order:
+            if self.shape[dim] > 1:
+                begins[dim], left = divmod(left, self.stride[dim])
+        if left:
+            return None
+        along: list[int | None] = []
+        for length, step in zip(view.shape, view.stride()):
+            fits = [dim for dim in order if self.shape[dim] > 1 and self.stride[dim] == step] if length > 1 else []
+            if length > 1 and (not fits or fits[0] in along or begins[fits[0]] + length > self.shape[fits[0]]):
+                return None
+            along.append(fits[0] if fits else None)
+        start = list(self.start)
+        for dim, begin in enumerate(begins):
+            its = self.dims[dim]
+            if its is not None:
+                start[its] += begin
+        return tuple(start), tuple([None if dim is None else self.dims[dim] for dim in along])
+
+
+def _is_plain(view: torch.Tensor, base: _Base) -> bool:
+    """True if a view shows the elements themselves: not conjugates, negatives, or their bits as another type."""
+    return view.dtype == base.dtypes[-1] and not _is_turned(view)
+
+
+def _is_turned(view: torch.Tensor) -> bool:
+    return view.is_conj() or view.is_neg()
+
+
+def _on_meta(leaf: Any) -> Any:
+    """A meta tensor in place of one with memory, since operators refuse to mix the two. Scalars may be mixed."""
+    if not isinstance(leaf, torch.Tensor) or leaf.is_meta or not leaf.ndim:
+        return leaf
+    return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
+
+
+def _in_order(view: torch.Tensor, dims: Sequence[int | None], ndim: int) -> torch.Tensor:
+    """Transpose a view of the model so that its dims are those of the checkpoint's tensor, in that order."""
+    for at in reversed([at for at, dim in enumerate(dims) if dim is None]):
+        view = view.squeeze(at)
+    places = [dim for dim in dims if dim is not None]
+    view = view.permute(sorted(range(len(places)), key=places.__getitem__))
+    for dim in range(ndim):
+        if dim not in places:
+            view = view.unsqueeze(dim)
+    return view
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a function changes, as its schema says."""
+    found: list[torch.Tensor] = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            found += [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    return found
+
+
+def _users(tensor: torch.Tensor) -> int:
+    """How many tensors use its storage, plus a constant: only differences mean something."""
+    return int(torch._C._storage_Use_Count(storage_of(tensor)))
+
+
+class ModelMemory:
+    """The parameters and buffers of a model, as they were when this was made.
+
+    Attributes:
+        storages: their storages.
+        places: for each storage, the names and tensors of the parameters and buffers in it.
+        device: the device of the first parameter.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model, self._slots = model, [*_slots(model)]
+        self._keys = {(id(m), table): {*getattr(m, table)} for m in model.modules() for table in _TABLES}
+        self._said = _names_and_shapes(model)
+        self.storages = {storage_of(slot.data) for slot in self._slots}
+        self._modules: dict[int, set[int]] = {}
+        for slot in self._slots:
+            self._modules.setdefault(id(slot.module), set()).add(storage_of(slot.data))
+        self.places: dict[int, list[tuple[str, torch.Tensor]]] = {}
+        for name, tensor in named_tensors(model):
+            self.places.setdefault(storage_of(tensor), []).append((name, tensor.detach()))
+        self.device = next((slot.data.device for slot in self._slots), torch.device("cpu"))
+
+    def siblings(self, storages: set[int]) -> set[int]:
+        """All storages of those modules that have at least one of these storages."""
+        return set().union(*[own for own in self._modules.values() if own & storages])
+
+    def restore(self) -> bool:
+        """Restore parameters and buffers that a loader replaced or added, or whose memory it replaced. True if there
+        were any."""
+        replaced = False
+        for module, table, key, tensor, data in self._slots:
+            its = getattr(module, table)
+            if its.get(key) is not tensor:
+                its[key], replaced = tensor, True
+            if extent(tensor) != extent(data) or tensor.shape != data.shape:
+                tensor.data, replaced = data, True
+        for module in self._model.modules():
+            for table in _TABLES:
+                for key in getattr(module, table).keys() - self._keys.get((id(module), table), set()):
+                    del getattr(module, table)[key]
+                    replaced = True
+        return replaced
+
+    def change(self, model: torch.nn.Module, storages: Collection[int]) -> str | None:
+        """What has changed in the model since, in words: a name, a shape or a type, or the address of one of these
+        storages. None if nothing has."""
+        now = _names_and_shapes(model)
+        if now != self._said:
+            differ = [name for name in {**self._said, **now} if self._said.get(name) != now.get(name)]
+            return f"the model has other tensors: {listed(differ)}"
+        here = {name: extent(tensor) for name, tensor in named_tensors(model)}
+        for storage in storages:
+            for name, tensor in self.places[storage]:
+                if here[name] != extent(tensor):
+                    return f"{name!r} of the model lies elsewhere"
+        return None
+
+
+class _Slot(NamedTuple):
+    """A parameter or buffer of a module, as it was before the loader ran."""
+
+    module: torch.nn.Module
+    table: str
+    key: str
+    tensor: torch.Tensor
+    data: torch.Tensor  # alive, so that its storage's address isn't another's
+
+
+def _slots(model: torch.nn.Module) -> Iterator[_Slot]:
+    """Yield all parameters and buffers of a model, module by module. A tensor that two modules share comes twice."""
+    for module in model.modules():
+        for table in _TABLES:
+            for key, tensor in getattr(module, table).items():
+                if tensor is not None:
+                    yield _Slot(module, table, key, tensor, tensor.detach())
+
+
+def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _names_and_shapes(model: torch.nn.Module) -> dict[str, tuple[Any, ...]]:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named_tensors(model)}
+
+
+def storages(module: torch.nn.Module, recurse: bool = True) -> set[int]:
+    """The storages of a module's parameters and buffers, as `find_landings` takes them in `unreliable`."""
+    return {storage_of(tensor) for tensor in (*module.parameters(recurse), *module.buffers(recurse))}
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number that identifies the storage of a tensor, equal for all its views. Another storage may get the same
+    number after this one is freed. `storages` returns these numbers."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
