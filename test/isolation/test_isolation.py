@@ -1,4 +1,5 @@
-"""Whatever stock keeps apart stays apart, whatever is shared and merged: cases on real ranks under all options."""
+"""Users of different meshes stay apart as on stock, whatever is shared and merged within one: cases on real ranks
+under all options."""
 
 import itertools
 

@@ -15,9 +15,9 @@ from twins_ranks import Case, MeshRecipe, placed
 from way import needs_package
 from width import sample
 
-WORLD = tuple(range(8))
-CUBE = MeshRecipe(WORLD, (2, 2, 2), flattened=("ab", "bc", "abc"))
-GRID = MeshRecipe(WORLD, (2, 4), flattened=("ab",))
+RANKS = tuple(range(8))
+CUBE = MeshRecipe(RANKS, (2, 2, 2), flattened=("ab", "bc", "abc"))
+GRID = MeshRecipe(RANKS, (2, 4), flattened=("ab",))
 MOVES = (
     ((("S", 0), ("S", 0)), (("R",), ("R",))),
     ((("S", 0), ("S", 1)), (("S", 1), ("S", 0))),
@@ -72,7 +72,7 @@ class ShapeCases:
         )
 
     def test_axes_of_size_one(self):
-        recipe = MeshRecipe(WORLD, (1, 8, 1))
+        recipe = MeshRecipe(RANKS, (1, 8, 1))
         kinds = (("R",), ("S", 0), ("S", 1))
         ends = list(itertools.product(kinds, repeat=3))
         self.check(*(Case(recipe, s, t, (16, 8)) for s in ends[::2] for t in ends[::5]))
@@ -100,8 +100,8 @@ class ShapeCases:
         recipes = (
             MeshRecipe(SHUFFLED, (2, 4), flattened=("ab",)),
             MeshRecipe(SHUFFLED, (2, 2, 2), view=("c", "a"), flattened=("ac",)),
-            MeshRecipe(WORLD, (2, 2, 2), view=("c", "a"), flattened=("ac",)),
-            MeshRecipe(WORLD, (2, 2, 2), view=("bc", "a"), flattened=("abc",)),
+            MeshRecipe(RANKS, (2, 2, 2), view=("c", "a"), flattened=("ac",)),
+            MeshRecipe(RANKS, (2, 2, 2), view=("bc", "a"), flattened=("abc",)),
             MeshRecipe((6, 1, 4, 3, 0, 7), (3, 2), flattened=("ab",)),
         )
         shapes = (16, 8), (7, 5)

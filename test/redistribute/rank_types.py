@@ -122,6 +122,9 @@ class TypeCases:
 
     @needs_package  # which it turns off
     def test_every_type_with_every_reduction_as_on_stock(self):
+        from torch_overlay.distributed.tensor._planner import regions
+
+        self.assertEqual({*OPS}, {*regions.OPS})  # a new operation belongs into both tables
         for first, flattened in enumerate((True, False)):
             found, every = [], list(sample(itertools.product(TYPES, sources(), TARGETS), 47, 23 * first))
             for off in (overlay_off, contextlib.nullcontext):

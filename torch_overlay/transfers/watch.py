@@ -39,7 +39,8 @@ TICK = 0.25  # seconds between two looks of the clock
 LISTEN = 1.0  # seconds between two questions of the listener to the store
 ASK = 0.05  # seconds between two questions of a rank that waits for answers
 ANSWER = 3.5  # seconds in which ranks answer a call; more than LISTEN
-STORE = 5.0  # seconds more in which the store has to answer
+FIRST = 4.0  # seconds in which the store has to answer its first request, so that all ranks raise within five
+STORE = 5.0  # seconds in which it has to answer all others, beside the wait for ranks
 ASKED_AFTER = 2.0  # seconds of waiting after which `status()` asks the store which ranks are missing
 CONNECT = timedelta(seconds=10)  # the least time that ranks get to connect, however short the timeout of a run is
 OVER = 1 << 30  # the step of a rank whose run is over: greater than that of any other rank
@@ -213,8 +214,13 @@ class Watch:
         Args:
             own: the failure of this rank; None if another rank's failure closed the connections.
         """
+        heard = threading.Event()
+        found = ask_aside(lambda: self._find_missing(own, heard))
+        found.add_done_callback(lambda _: heard.set())  # a store that is gone raises at once
         try:
-            return self._explain(in_time(lambda: self._find_missing(own), ANSWER + STORE))
+            if not heard.wait(FIRST):
+                raise FutureTimeout
+            return self._explain(found.result(ANSWER + STORE))
         except (FutureTimeout, RuntimeError):
             self.cut()
         who = "the store of these ranks doesn't answer"
@@ -223,11 +229,12 @@ class Watch:
             who = f"no answer any more from {of_ranks([self._keeper])}, {died}"
         return f"run {self.position.run}, {self.position.text}: {who}."
 
-    def _find_missing(self, own: Failure | None) -> dict[str, Any]:
+    def _find_missing(self, own: Failure | None, heard: threading.Event) -> dict[str, Any]:
         """Agree with all ranks on which failure was the first, and on who is missing.
 
         Args:
             own: as of `_learn`.
+            heard: set once the store has answered a request.
 
         Returns:
             Under "failure" the first one; under "missing" pairs of a rank and what it does in words, None for a rank
@@ -237,10 +244,12 @@ class Watch:
         if own is not None:
             self._count_failure()
             number = store.add("calls", 1)
+            heard.set()
             first = json.loads(store.compare_set("failure", "", json.dumps([*own, number])))
             store.set(f"call {number}", "failure" if first[-1] == number else "nothing")
         else:
             first = json.loads(store.get("failure"))
+            heard.set()
         number, failure = first.pop(), Failure(*first)
         position = self.position
         self.cut()

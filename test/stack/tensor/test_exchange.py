@@ -366,8 +366,8 @@ class TestReducing(TestCase):
         self.assertEqual(by_grid, by_pieces, rtol=0, atol=0)
         self.assertEqual((by_grid.is_contiguous(), by_grid.requires_grad), (True, grad))
 
-    def test_an_operation_is_a_row_of_the_table(self) -> None:
-        """Nothing else has to know it, from the spec to the reduction of the terms."""
+    def test_an_all_to_all_reduces_by_any_row_of_the_table(self) -> None:
+        """From the spec to the reduction of the terms, nothing else has to know an operation."""
         shape, sizes, coordinate = (16, 16), (2, 2, 2), (0, 1, 1)
         with mock.patch.dict(OPS, {"hypot": ReduceOp("hypot")}):
             before = Regions.of((None, 0, None), (None, None, "hypot"), shape, sizes)

@@ -43,6 +43,7 @@ SECONDS = 5.0  # how long a rank waits before it reads the lines of others
 SPREAD = 0.001
 MOST = 256  # how many ranks' lines are read
 SWITCH = "mesh_check"  # how messages name the setting that compares meshes
+# People set it as an option here. Upstream gets the line above.  # overlay only
 SWITCH = "check_mesh=True, or TORCH_OVERLAY_CHECK_MESH=1,"  # overlay only
 
 logger = logging.getLogger(__name__)

@@ -239,8 +239,9 @@ class ReduceOp(NamedTuple):
     wrong_by_parts: bool = False
 
 
-# By the name of `Partial.reduce_op`; a Partial with another one isn't planned. To plan
-# another reduction, add a row.
+# By the name of `Partial.reduce_op`; a Partial with another one isn't planned. A row is
+# enough for the planner and for an all-to-all. An all-reduce and a reduce-scatter hand
+# the name to c10d, which has to know it, too.
 OPS: dict[str, ReduceOp] = {
     "sum": ReduceOp("add"),
     "avg": ReduceOp(None, keeps_value=True),
@@ -327,7 +328,7 @@ class Cuts(NamedTuple):
             if shape[dim] % math.prod([sizes[a] for a in order]):
                 raise NotPlanned(
                     f"dim {dim} of length {shape[dim]} is cut by axes {order} in that "
-                    "order, unevenly"
+                    "order, unevenly (a strided shard, or a shard order of its own)"
                 )
         return Regions(shape, sizes, self.orders, self.partial)
 
