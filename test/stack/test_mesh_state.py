@@ -69,7 +69,7 @@ class TestGroupTable(TestCase):
         self.assertIs(both[0], first[0])
         self.assertEqual(dist.get_process_group_ranks(both[0].group), [0, 1])
         self.assertIsNone(both[1].group, msg="this rank isn't in it")
-        for other in (self._key([1, 0]), self._key([0, 1], "ep"), table.next_number(keys[0])):
+        for other in (self._key([1, 0]), self._key([0, 1], "ep"), table.unused_key(keys[0])):
             self.assertNotEqual(table.get_or_make([other], self._make)[0].group_name, first[0].group_name)
 
     def test_a_group_that_is_gone_is_an_error(self) -> None:

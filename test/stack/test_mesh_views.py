@@ -119,7 +119,7 @@ class TestMeshViews(TestCase):
     def test_an_axis_is_cut(self) -> None:
         cut, names = cut_axis(self.mesh, 2, (2, 2), ("cp", "sp"))
         self.assertEqual(names, ["pp", "dp", "cp", "sp"])
-        shown = [view_of(self.mesh).show(_MeshLayout((axis,))).ranks(self.RANK) for axis in cut.axes]
+        shown = [view_of(self.mesh).with_layout(_MeshLayout((axis,))).ranks(self.RANK) for axis in cut.axes]
         self.assertEqual(shown, [[13, 15], [12, 13]])
         with self.assertRaisesRegex(ValueError, "product of mesh_sizes"):
             cut_axis(self.mesh, 2, (3, 2), ("cp", "tp"))
@@ -328,7 +328,7 @@ class TestLargeMesh(TestCase):
 
     def test_axes_are_found_by_name(self) -> None:
         ranks = torch.arange(self.WORLD).reshape(64, 8, 8)[19]
-        layout = view_of(self.mesh).show(select(self.mesh, ("tp", "dp")))
+        layout = view_of(self.mesh).with_layout(select(self.mesh, ("tp", "dp")))
         self.assertEqual(layout.ranks(self.RANK), ranks.T.flatten().tolist())
         self.assertEqual(select(self.mesh, ("dp", "tp")), ascending(self.mesh, ("dp", "tp")))
         with self.assertRaisesRegex(KeyError, "ascending order"):

@@ -127,8 +127,11 @@ class _FlatLayout:
         return math.prod(self.shape)
 
     def __call__(self, coordinate: int) -> int:
-        """The index at a coordinate in ``0 .. numel-1``. Raises ValueError for another
-        coordinate."""
+        """The index at a coordinate.
+
+        Raises:
+            ValueError: the coordinate isn't in ``0 .. numel-1``.
+        """
         if not 0 <= coordinate < self.numel():
             raise ValueError(
                 f"{self} takes coordinates 0 to {self.numel() - 1}, got {coordinate}"
@@ -229,7 +232,13 @@ class _FlatLayout:
         )
 
     def _compose_axis(self, axis: _FlatLayout, layout: _MeshLayout) -> _FlatLayout:
-        """The composition for one axis of ``layout``."""
+        """The composition for one axis of ``layout``.
+
+        Raises:
+            ValueError: the axis leaves the domain of this layout, cuts a mode where the
+                sizes don't divide, or its modes carry from one mode of this layout into
+                the next.
+        """
         modes: list[tuple[int, int]] = []
         # The largest digit that the axis reaches on each mode of this layout. Each mode
         # of the axis may stay inside on its own, and their sum still overflow into the
@@ -259,7 +268,14 @@ class _FlatLayout:
     ) -> list[tuple[int, int, int]]:
         """The mode ``c -> self(c * stride)`` for ``c < size``, split over the modes of
         this layout, outermost first: (number of the mode, steps on it, length of a
-        step)."""
+        step).
+
+        Args:
+            layout: for the message of an error only.
+
+        Raises:
+            ValueError: the mode reaches beyond this layout, or the sizes don't divide.
+        """
         modes: list[tuple[int, int, int]] = []
         for mode in reversed(range(len(self.shape))):
             mode_size = self.shape[mode]
@@ -297,8 +313,8 @@ class _FlatLayout:
         _FlatLayout(2:4)
 
         Raises:
-            ValueError: this layout isn't orthogonal, or ``world_size`` isn't a multiple
-                of what it spans.
+            ValueError: this layout isn't orthogonal, or ``world_size`` isn't a positive
+                multiple of what it spans.
         """
         if not self.check_orthogonal():
             raise ValueError(
@@ -345,7 +361,11 @@ class _MeshLayout:
         cls, sizes: Ints, strides: Ints | None = None
     ) -> _MeshLayout:
         """The layout of a mesh with these sizes, row-major if no strides are given.
-        Raises ValueError for a size below 1."""
+
+        Raises:
+            ValueError: a size is below 1, a stride is below 0, or there isn't one
+                stride for each size.
+        """
         strides = row_major(sizes) if strides is None else strides
         return cls(
             tuple(
@@ -392,7 +412,7 @@ class _MeshLayout:
 
         Raises:
             ValueError: the axes together aren't orthogonal, so an index doesn't
-                determine its coordinates.
+                determine its coordinates; or the index is negative.
         """
         if not self.collapse().check_orthogonal():
             raise ValueError(
@@ -406,7 +426,7 @@ class _MeshLayout:
         of the mesh that holds it.
 
         Raises:
-            ValueError: as for `coordinate`.
+            ValueError: the axes together aren't orthogonal, or the index is negative.
         """
         if not self.collapse().check_orthogonal():
             raise ValueError(
@@ -426,6 +446,7 @@ class _MeshLayout:
 
         Raises:
             ValueError: an axis is named twice.
+            IndexError: there is no axis at a position.
         """
         if len({*axes}) != len(axes):
             raise ValueError(

@@ -142,8 +142,9 @@ making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 
 def for_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `new_group`, so that the group is named by its ranks in the world. Upstream,
-    a split says its parent, and needs no wrapper."""
+    """Wrap `new_group`, so that the group is named by its ranks in the world. The
+    wrapper takes keyword arguments only. Upstream, a split says its parent, and needs
+    no wrapper."""
 
     def make_for_mesh(**arguments: Any) -> Any:
         token = making_for_mesh.set(True)
@@ -162,12 +163,20 @@ def never_nothing(
     group: Any,
     own: int,
 ) -> Callable[..., torch.Tensor]:
-    """Let a rank of the fake backend send one element to itself, where it would receive
-    elements and send none.
+    """Return the function that packs what an all-to-all sends. It is ``pack``, except
+    on a rank of the fake backend that would receive elements and send none: there it
+    sends one element to itself.
 
     Before 2.15 the fake group refuses to send nothing while something comes. Nobody
     reads the element. Call this before the splits are used, since it changes them in
     place.
+
+    Args:
+        pack: from local tensors to the buffer that is sent.
+        send_splits: elements that go to each member.
+        receive_splits: elements that come from each member.
+        group: has the name of the process group as `name`.
+        own: the place of this rank among the members.
     """
     if RELEASE >= (2, 15):
         return pack
@@ -197,7 +206,11 @@ moved_shape: contextvars.ContextVar[Any] = contextvars.ContextVar(
 
 def of_shape(redistribute: Callable[..., Any], shape: Any) -> Callable[..., Any]:
     """Wrap torch's redistribution so that the merging of steps knows the shape of the
-    tensor. Upstream the shape is an argument."""
+    tensor. Upstream the shape is an argument.
+
+    Args:
+        shape: the global shape, which `moved_shape` has while the wrapper runs.
+    """
 
     def redistribute_shape(*arguments: Any, **named: Any) -> Any:
         token = moved_shape.set(shape)
@@ -217,7 +230,14 @@ def original(module: types.ModuleType | type, name: str) -> types.FunctionType:
     calls it.
 
     A patch swaps the code of the function itself. The copy is another object, so it
-    keeps the code that the function has now.
+    keeps the code that the function has now. Make it before the patch is applied.
+
+    Args:
+        module: holds the function.
+        name: of a plain Python function.
+
+    Raises:
+        AttributeError: there is no such name, or it is no plain function.
     """
     function = getattr(module, name)
     kept = types.FunctionType(
@@ -233,7 +253,8 @@ def original(module: types.ModuleType | type, name: str) -> types.FunctionType:
 
 def span(name: str) -> contextlib.AbstractContextManager[object]:
     """Show a block of code in the profiler as ``torch_overlay::name``. While no
-    profiler runs, this costs reading one flag."""
+    profiler runs, this costs reading one flag. Nothing is shown under a dispatch mode.
+    """
     # No span under a dispatch mode: a tracer would record its operations as part of the
     # program.
     if not profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack():
@@ -243,7 +264,11 @@ def span(name: str) -> contextlib.AbstractContextManager[object]:
 
 def spanned(name: Callable[[], str], functions: Sequence[Local]) -> Sequence[Local]:
     """These functions. While a profiler runs, one function in their place that calls
-    all of them within a span."""
+    all of them in order, each with the result of the one before it, within a span.
+
+    Args:
+        name: returns the name of the span. Called each time that it begins.
+    """
     if not profiler._is_profiler_enabled:
         return functions
 

@@ -162,13 +162,13 @@ class _DeviceMesh:
 
     @cached_property
     def _flatten_rank_map(self: DeviceMesh) -> tuple[int, ...]:
-        """The same ranks as `_rank_map`, as a tuple."""
+        """The ranks of `_rank_map`, as a tuple."""
         return shared_state(self).ranks
 
     @property
     def mesh(self: DeviceMesh) -> torch.Tensor:
-        """The ranks as a tensor of the mesh's shape. A rank outside the mesh sees the
-        first copy.
+        """The ranks as a tensor of the mesh's shape, int32 on the CPU. A rank outside
+        the mesh sees the first copy.
 
         Wherever strides can express it, this is a view of the one rank map tensor that
         the root mesh shares with all its views, so it costs the same for a million
@@ -184,7 +184,8 @@ class _DeviceMesh:
             return shared_state(self).shown(view.layout, view.start(rank))
 
     def _compute_coordinate_on_dim(self: DeviceMesh) -> tuple[int, ...] | None:
-        """This rank's coordinate on each mesh dim; None on a rank outside the mesh."""
+        """This rank's coordinate on each mesh dim; None on a rank outside the mesh. The
+        mesh must have its rank."""
         return view_of(self).coordinate(self._rank)
 
     # --- equality, hash and pickling
@@ -247,7 +248,13 @@ class _DeviceMesh:
 
     def __getitem__(self: DeviceMesh, mesh_dim_names: str | _Names) -> DeviceMesh:
         """Slice the mesh: the view of these mesh dims. They must be in the mesh's
-        order. A flattened view counts as a mesh dim under its name."""
+        order. A flattened view counts as a mesh dim under its name. All names in order
+        give the mesh itself.
+
+        Raises:
+            RuntimeError: the mesh has no names, or two of the mesh dims share ranks.
+            KeyError: there is no such name, or the names are in another order.
+        """
         if not self._mesh_dim_names:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
         names = (
@@ -264,13 +271,22 @@ class _DeviceMesh:
         )
 
     def _get_slice_mesh_layout(self: DeviceMesh, mesh_dim_names: _Names) -> Any:
-        """The layout of a slice, in the form of ``_layout``."""
+        """The layout of a slice, in the form of ``_layout``.
+
+        Raises:
+            RuntimeError: two of the mesh dims share ranks.
+            KeyError: there is no such name, or the names are in another order.
+        """
         return to_torch(ascending(self, mesh_dim_names))
 
     def _create_sub_mesh(
         self: DeviceMesh, layout: Any, submesh_dim_names: _Names
     ) -> DeviceMesh:
-        """The slice with this layout and these names."""
+        """The slice with this layout and these names.
+
+        Args:
+            layout: as `_get_slice_mesh_layout` returns it for these names.
+        """
         names = submesh_dim_names
         return mark_slice(
             make_view(self, from_torch(layout), names, select_groups(self, names)),
@@ -342,9 +358,13 @@ class _DeviceMesh:
 
     def _get_all_submeshes(self: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
         """Every copy of one mesh dim over the whole universe, each as a root mesh. Only
-        the copy that holds this rank has a process group."""
+        the copy that holds this rank has a process group.
+
+        Raises:
+            KeyError: the mesh has no mesh dim of this name.
+        """
         axis = view_of(self).layout.axes[self._get_mesh_dim_by_name(mesh_dim_name)]
-        view = view_of(self).show(_MeshLayout((axis,)))
+        view = view_of(self).with_layout(_MeshLayout((axis,)))
         names = (mesh_dim_name,)
         own_start = view.start(get_rank() if is_initialized() else self._rank)
         groups = select_groups(self, names)
@@ -368,7 +388,13 @@ class _DeviceMesh:
 
     def _trace_view(self: DeviceMesh, method: str, *arguments: Any) -> str:
         """Make the view that ``method`` returns, keep it, and return its name in
-        `_traced_views`. Compiled code calls this while it is traced."""
+        `_traced_views`. Compiled code calls this while it is traced. Collective if the
+        method makes groups.
+
+        Args:
+            method: the name of a method of the mesh that returns a mesh.
+            arguments: of the method.
+        """
         return keep_view(self, method, arguments)
 
     # --- views that need groups
@@ -377,7 +403,14 @@ class _DeviceMesh:
         self: DeviceMesh, mesh_dim_name: str, backend_override: Override = (None, None)
     ) -> None:
         """Flatten the mesh and register the view in the root's ``_flatten_mapping``,
-        from which `_flatten` returns it."""
+        from which `_flatten` returns it. Does nothing if it is registered already.
+        Collective, as `flatten` is.
+
+        Raises:
+            ValueError: the name belongs to a mesh dim of the root, or to a flattened
+                view of other mesh dims.
+            RuntimeError: the group couldn't be made.
+        """
         root = self._get_root_mesh()
         layout = _MeshLayout((view_of(self).layout.collapse(),))
         if is_flattened(root, mesh_dim_name, layout):
@@ -404,10 +437,19 @@ class _DeviceMesh:
         backend_override: tuple[Override, ...] = ((None, None),),
     ) -> DeviceMesh:
         """Replace one mesh dim by several. The new mesh dims get groups; the other mesh
-        dims keep theirs.
+        dims keep theirs. Collective, as `unflatten` is.
+
+        Args:
+            dim: the number of the mesh dim, also a negative one.
+            mesh_sizes: sizes of the new mesh dims.
+            mesh_dim_names: their names.
+            backend_override: one (backend, options) for each of them.
 
         Raises:
             IndexError: the mesh has no such dim.
+            ValueError: the sizes have another product or aren't positive, another mesh
+                dim has one of the names, or the other mesh dims have no names.
+            RuntimeError: a group couldn't be made.
         """
         layout, ndim = view_of(self).layout, self.ndim
         if not -ndim <= dim < ndim:
@@ -435,7 +477,14 @@ class _DeviceMesh:
     @staticmethod
     def _concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
         """The mesh dims of several views of one universe, in the order given. Makes no
-        groups."""
+        groups. If one view was made without groups, the result has none.
+
+        Raises:
+            ValueError: the list is empty.
+            RuntimeError: the views are of different root meshes, their mesh dims
+                overlap, or only some of them have names or keep the order of ranks in
+                groups.
+        """
         if not device_mesh_list:
             raise ValueError("concatenate needs at least one mesh, got an empty list")
         layout = side_by_side(device_mesh_list)
@@ -457,7 +506,7 @@ class _DeviceMesh:
     @staticmethod
     def concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
         """The mesh dims of several views of one root mesh, in the order given. Makes no
-        groups.
+        groups. If one view was made without groups, the result has none.
 
         Args:
             device_mesh_list: views that have no mesh dim in common.
@@ -465,7 +514,7 @@ class _DeviceMesh:
         Raises:
             ValueError: the list is empty.
             RuntimeError: the views are of different root meshes, their mesh dims
-                overlap, or only some of them have names.
+                overlap, or only some of them have names or ``preserve_rank_order``.
         """
         if is_traced() and device_mesh_list:
             return device_mesh_list[0]._beside(device_mesh_list)
@@ -473,7 +522,11 @@ class _DeviceMesh:
 
     def _beside(self: DeviceMesh, device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
         """`concatenate` as a method of the first mesh. A compiled graph can call
-        methods of a mesh, but no static method."""
+        methods of a mesh, but no static method.
+
+        Args:
+            device_mesh_list: all views, this mesh among them.
+        """
         if is_traced():
             return traced_view(self, "_beside", device_mesh_list)
         return DeviceMesh._concatenate([real_mesh(mesh) for mesh in device_mesh_list])
@@ -494,7 +547,7 @@ class _DeviceMesh:
                 both.
 
         Raises:
-            RuntimeError: the mesh dims have no names.
+            RuntimeError: the mesh dims have no names, or the group couldn't be made.
             ValueError: the name belongs to a mesh dim, or to a flattened view of other
                 mesh dims.
         """
@@ -521,9 +574,12 @@ class _DeviceMesh:
             backend_override: backends of their groups, or options, by number or name.
 
         Raises:
-            RuntimeError: there isn't one name for each size.
-            ValueError: there is no such mesh dim, the sizes have another product, or
-                another mesh dim has one of the names.
+            RuntimeError: there isn't one name for each size, or a group couldn't be
+                made.
+            ValueError: there is no such mesh dim, the sizes have another product,
+                another mesh dim has one of the names, or the other mesh dims have no
+                names.
+            IndexError: ``dim`` is a negative number that the mesh doesn't have.
         """
         if is_traced():
             return traced_view(
@@ -545,7 +601,15 @@ class _DeviceMesh:
     ) -> str | None:
         """The name of this rank's group on one axis, for callers of this older private
         method. None on a rank outside. Each call opens a universe of its own, so the
-        group is shared with no mesh."""
+        group is shared with no mesh. Collective.
+
+        Args:
+            sub_layout: torch's layout of the axis.
+            rank_map: the rank at each index, as a tensor of one dimension.
+            dim_name: the name of the axis.
+            backend_override: a backend and options.
+            preserve_rank_order: not used; a group always has the order of the mesh.
+        """
         view = View(
             RankMap(rank_map.tolist()), _MeshLayout((axis_from_torch(sub_layout),))
         )
@@ -557,11 +621,16 @@ class _DeviceMesh:
 
     def get_group(self: DeviceMesh, mesh_dim: int | str | None = None) -> ProcessGroup:
         """This rank's process group on one mesh dim, given by number or name. A name is
-        looked up among the mesh's dims first, then among the flattened views.
+        looked up among the mesh's dims first, then among the flattened views. A mesh of
+        one dim needs no ``mesh_dim``.
 
         Raises:
             RuntimeError: the mesh was made without groups, this rank isn't in the mesh,
-                or ``mesh_dim`` is missing for a mesh of several dims.
+                ``mesh_dim`` is missing for a mesh of several dims, or the mesh was
+                loaded in a process that has no group over these ranks.
+            KeyError: neither a mesh dim nor a flattened view has this name.
+            IndexError: there is no mesh dim of this number.
+            AssertionError: ``mesh_dim`` is neither a number nor a name.
         """
         # Dynamo inlines this method: use only members of a mesh that it can read.
         if not hasattr(self, "_dim_group_names"):
@@ -598,11 +667,12 @@ class _DeviceMesh:
 
     def abort(self: DeviceMesh) -> None:
         """Abort every process group of this mesh and its views, for ranks whose peers
-        died.
+        died. The default group stays.
 
         Raises:
             RuntimeError: the mesh is a slice of another one, or a result of
-                `submesh_at`. Call this on the root mesh.
+                `submesh_at`. Call this on the root mesh. Or an abort failed or didn't
+                end within a minute; the groups are removed nevertheless.
         """
         # A submesh uses its parent's groups, and so does a window (`submesh_at`),
         # though it is a root mesh.
@@ -622,7 +692,26 @@ def init_device_mesh(
     backend_override: Mapping[int | str, Any] | None = None,
 ) -> DeviceMesh:
     """A row-major mesh over ranks 0 to the product of the sizes. It allocates nothing
-    that grows with the world: the rank map is the identity, which stores no ranks."""
+    that grows with the world: the rank map is the identity, which stores no ranks.
+
+    Collective: it makes the process groups of the mesh, and the default group if there
+    is none.
+
+    Args:
+        mesh_shape: the size of each mesh dim.
+        mesh_dim_names: one for each mesh dim, all different.
+        backend_override: the backend of a mesh dim, or its options, or a pair of both,
+            by number or name of the mesh dim.
+
+    Raises:
+        RuntimeError: the names repeat or aren't as many as the sizes, the device type
+            has an index, a key of ``backend_override`` is no mesh dim, or a group
+            couldn't be made.
+        TypeError: a value of ``backend_override`` is neither a backend nor options, nor
+            a pair of both.
+        ValueError: a size isn't a whole number of at least 1, or the world has fewer
+            ranks.
+    """
     check_names(mesh_shape, mesh_dim_names)
     overrides = None
     if backend_override is not None:
@@ -645,7 +734,7 @@ def _normalize_backend_override(
     backend_override: Mapping[Any, Any], ndim: int, mesh_dim_names: _Names | None = None
 ) -> Iterator[Override]:
     """One (backend, options) for each mesh dim, from a dict by number or name. The
-    caller's dict isn't changed."""
+    caller's dict isn't changed. Raises as `normalize_overrides` does."""
     return iter(normalize_overrides(backend_override, ndim, mesh_dim_names))
 
 

@@ -41,7 +41,8 @@ class MemberNames:
         self._count: Counter[Sequence[int]] = Counter()
 
     def next(self, ranks: Sequence[int]) -> str:
-        """The name of the next group of these ranks, in this order."""
+        """The name of the next group of these ranks, in this order. Each call counts as
+        one group and returns another name."""
         key = compact(ranks)
         self._count[key] += 1
         text = f"{self._what} {self._count[key]} of ranks {key}"
@@ -54,8 +55,9 @@ _names_by_world: weakref.WeakKeyDictionary[Any, MemberNames] = (
 
 
 def member_names(world: Any) -> MemberNames:
-    """The names of a world, by its default group. Without a default group, it is the
-    world itself that gets a name."""
+    """The names of a world, by its default group. Without a default group (None), it is
+    the world itself that gets a name, and each call returns new names that count from 1
+    on."""
     if world is None:
         return MemberNames("world")
     with _names_lock:
@@ -63,8 +65,8 @@ def member_names(world: Any) -> MemberNames:
 
 
 def compact(ranks: Sequence[int]) -> tuple[int, ...] | range:
-    """Ranks as a hashable value. Consecutive ranks become a range, since there may be a
-    million of them."""
+    """Ranks as a hashable value: consecutive ascending ranks as a range, since there
+    may be a million of them, and others as a tuple. No ranks give an empty tuple."""
     consecutive = range(ranks[0], ranks[0] + len(ranks)) if ranks else range(0)
     return (
         consecutive
@@ -77,6 +79,7 @@ def _process_group_name(
     ranks: list[int], use_hashed_name: bool, to_global: dict[int, int] | None = None
 ) -> GroupName:
     """The name of a new group, the same on every rank that takes part in creating it.
+    Each call counts as one group.
 
     If only the members create the group, the name may depend only on what all of them
     know. A counter of the process doesn't: of its groups, or of its calls, it drifts
@@ -85,6 +88,9 @@ def _process_group_name(
     the other names is left to calls that every rank makes.
 
     Args:
+        ranks: of the group, in its order.
+        use_hashed_name: True if only members create the group. Else every rank of the
+            world calls this.
         to_global: for a split, the rank in the world of each rank of the parent group,
             since ``ranks`` count inside the parent.
     """
@@ -102,8 +108,9 @@ def _process_group_name(
 
 
 def _timeout_of(group: ProcessGroup) -> timedelta | None:
-    """The timeout of the collectives of a group. None if the backend doesn't say, or if
-    it is the default of the group's backend, even if the user chose just that value."""
+    """The timeout of the collectives of a group. None if its backend has no options, or
+    if it is the default of the group's backend, even if the user chose just that value.
+    """
     backend_default = distributed_c10d._get_default_timeout(
         distributed_c10d.get_backend(group)
     )

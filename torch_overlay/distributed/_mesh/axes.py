@@ -26,7 +26,11 @@ T = TypeVar("T")
 
 def _by_name(mesh: DeviceMesh, values: Sequence[T]) -> dict[str, T]:
     """One value for each axis, by name. If two axes have one name, the first counts, as
-    in `_get_mesh_dim_by_name`."""
+    in `_get_mesh_dim_by_name`. Empty if the axes have no names.
+
+    Args:
+        values: one for each axis of the mesh, in order.
+    """
     value_of: dict[str, T] = {}
     # No strict: a mesh without names has values and no names.
     for name, value in zip(mesh._mesh_dim_names or (), values):
@@ -58,8 +62,8 @@ def select(mesh: DeviceMesh, names: Names) -> _MeshLayout:
 
 
 def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
-    """The layouts of these axes for a slice, whose axes must be in order: from outer to
-    inner ones, or as in the mesh.
+    """The layouts of the axes of these names, for a slice. They must be in order: from
+    outer to inner ones, or as in the mesh.
 
     Raises:
         KeyError: they are in another order, or there is no such name.
@@ -86,12 +90,18 @@ def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
 def cut_axis(
     mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names
 ) -> tuple[_MeshLayout, list[str]]:
-    """Unflatten axis ``dim``. Returns the layouts of the new axes only, and the names
-    of all axes of the resulting mesh.
+    """Unflatten one axis. Returns the layouts of the new axes only, and the names of
+    all axes of the resulting mesh. The mesh isn't changed.
+
+    Args:
+        dim: the number of the axis, from 0 on.
+        sizes: of the new axes.
+        names: of the new axes.
 
     Raises:
-        ValueError: the sizes don't multiply to the size of the axis, another axis has
-            one of the names, or the other axes have no names.
+        ValueError: the sizes don't multiply to the size of the axis, a size is no int
+            of at least 1, another axis has one of the names, or the other axes have no
+            names.
     """
     axis = view_of(mesh).layout.axes[dim]
     if math.prod(sizes) != axis.numel():
@@ -118,8 +128,12 @@ def cut_axis(
 
 
 def dim_of(mesh: DeviceMesh, dim: int | str) -> int:
-    """The number of an axis that is given by number or name. Raises ValueError if the
-    mesh has no such name."""
+    """The number of an axis that is given by number or name. A number is returned as it
+    is, unchecked.
+
+    Raises:
+        ValueError: the mesh has no axis of this name.
+    """
     if not isinstance(dim, str):
         return dim
     mesh_names = mesh._mesh_dim_names or ()
@@ -155,8 +169,15 @@ def is_flattened(root: DeviceMesh, name: str, layout: _MeshLayout) -> bool:
 
 
 def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
-    """The name of this rank's group on each of these axes; [] on a rank outside, None
-    where no backend was set up."""
+    """The name of this rank's group on each of the axes that `select` finds for these
+    names. [] on a rank outside, None where no backend was set up.
+
+    Call `select` first. It reports an unknown name, which here is a bare KeyError, or
+    isn't noticed where there are no groups.
+
+    Raises:
+        AttributeError: one is a flattened view that was made without groups.
+    """
     own_groups = group_names(mesh)
     # Also for an unknown name, which `select` reports. [] and None mean different
     # things.
@@ -172,6 +193,9 @@ def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
 
 def side_by_side(meshes: Sequence[DeviceMesh]) -> _MeshLayout:
     """The layout with all axes of several views over one rank map.
+
+    Args:
+        meshes: at least one.
 
     Raises:
         RuntimeError: the meshes have different rank maps, two axes share ranks, or the
@@ -206,9 +230,9 @@ def start_at(
 
     Args:
         shown: the names of the axes that the copy shows.
-        axes: their layouts.
+        axes: their layouts, as `select` returns them.
         at: coordinates on other axes, by name. An axis that isn't named is taken at
-            this rank's own coordinate.
+            this rank's own coordinate, or at 0 on a rank outside the mesh.
 
     Raises:
         KeyError: the mesh has no axis of a name in ``at``.
@@ -257,7 +281,12 @@ def start_at(
 
 def mark_apart(mesh: DeviceMesh) -> None:
     """Give a view a new token if its new axes have groups of their own, see `is_apart`.
-    The entries of these groups get the token, too."""
+    The entries of these groups get the token, too. Does nothing for a view without
+    groups, in a private universe, or where neither `private_groups` nor the mesh that
+    it was made from asks for such groups.
+
+    Call it right after the groups were made, inside the same block of `private_groups`.
+    """
     shared, names = shared_state(mesh), group_names(mesh)
     if (
         names is not None
@@ -272,7 +301,13 @@ def mark_apart(mesh: DeviceMesh) -> None:
 
 
 def mark_slice(view: DeviceMesh, mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
-    """Copy the tokens of the selected axes to a slice."""
+    """Copy the private-group tokens of the selected axes to a slice. Returns the slice.
+
+    Args:
+        view: the slice. Its tokens are overwritten.
+        mesh: the mesh that it was cut from.
+        names: of the selected axes, or of flattened views.
+    """
     mesh_names, flattened = mesh._mesh_dim_names or (), shared_state(mesh).flattened
     _store_tokens(
         view,
@@ -303,8 +338,9 @@ def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:
 
 
 def _store_tokens(mesh: DeviceMesh, tokens: Sequence[str | None]) -> None:
-    """Store the tokens of the axes of a mesh: one token if all axes have the same,
-    nothing if no axis has one. Else pairs of axis name and token."""
+    """Store the tokens of the axes of a mesh in its attribute ``_apart``: one token if
+    all axes have the same, nothing if no axis has one. Else pairs of axis name and
+    token. What was stored before is removed."""
     mesh.__dict__.pop("_apart", None)
     if len(set(tokens)) > 1:
         names = axis_names(mesh._mesh_dim_names, len(tokens))
@@ -318,8 +354,8 @@ def _store_tokens(mesh: DeviceMesh, tokens: Sequence[str | None]) -> None:
 
 
 def _token_of_axis(mesh: DeviceMesh, name: str) -> str | None:
-    """The token of the axis of this name. If two axes have the name, that of the
-    first."""
+    """The token of the axis of this name. If two axes have the name, that of the first.
+    None if the axis has none."""
     tokens = mesh.__dict__.get("_apart")
     return (
         dict(reversed(tokens)).get(str(name)) if isinstance(tokens, tuple) else tokens

@@ -42,22 +42,33 @@ def is_traced() -> bool:
 
 def traced_view(mesh: DeviceMesh, method: str, *arguments: Any) -> DeviceMesh:
     """The view that ``method`` of the mesh returns, as an input of the graph. It is
-    made once, when the code is compiled."""
+    made once, when the code is compiled. Call it only while dynamo traces, see
+    `is_traced`.
+
+    Args:
+        method: the name of a method of the mesh that returns a mesh.
+        arguments: of the method.
+    """
     name = mesh._trace_view(method, *map(_with_fixed_numbers, arguments))
     return getattr(mesh._get_root_mesh()._traced_views, name)
 
 
 def compiled_group_key(mesh: DeviceMesh) -> tuple[Any, ...]:
-    """The values that compiled code is guarded by, beside the value of the mesh. The
-    code may contain names of groups, also of groups of views that it made. An equal
-    mesh may have other groups, and so has this mesh after abort()."""
+    """The values that compiled code is guarded by, beside the value of the mesh: the
+    names of its groups, and the serial of its universe, or None before a group was
+    asked for.
+
+    The code may contain names of groups, also of groups of views that it made. An equal
+    mesh may have other groups, and so has this mesh after abort().
+    """
     universe = shared_state(mesh).universe
     return group_names(mesh), universe.serial if universe is not None else None
 
 
 def _with_fixed_numbers(argument: Any) -> Any:
-    """The argument with plain ints in place of symbolic ones: each number makes another
-    view, so the compiler must not leave it open."""
+    """The argument with plain ints in place of symbolic ones, also inside dicts and
+    sequences; lists become tuples. Each number makes another view, so the compiler must
+    not leave it open."""
     if isinstance(argument, dict):
         return {name: _with_fixed_numbers(value) for name, value in argument.items()}
     if isinstance(argument, (list, tuple)):
@@ -66,8 +77,14 @@ def _with_fixed_numbers(argument: Any) -> Any:
 
 
 def keep_view(mesh: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> str:
-    """Make a view for compiled code and keep it with the universe. Returns its
-    attribute name in `_traced_views`."""
+    """Make a view for compiled code and keep it with the universe, unless it is kept
+    already. Returns its attribute name in `_traced_views`. Collective if the method
+    makes groups, and raises what the method raises.
+
+    Args:
+        method: the name of a method of the mesh that returns a mesh.
+        arguments: of the method.
+    """
     traced = shared_state(mesh).traced
     description = (
         f"{method}{_argument_text(arguments)} of {mesh._stable_hash()} on "
@@ -82,12 +99,14 @@ def keep_view(mesh: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> str:
 
 
 def forget_views(shared: SharedState) -> None:
-    """Drop the views of compiled code, which makes them again."""
+    """Drop the views that compiled code keeps with a universe. It makes them again."""
     vars(shared.traced).clear()
 
 
 def _argument_text(argument: Any) -> str:
-    """An argument as text that differs for meshes with different groups."""
+    """An argument of a mesh's method as text. That of a mesh contains the names of its
+    groups, so it differs between equal meshes with different groups. Anything else is
+    shown by `repr`."""
     if isinstance(argument, (list, tuple)):
         return f"({', '.join(map(_argument_text, argument))})"
     return (
@@ -106,7 +125,8 @@ _latest: weakref.WeakValueDictionary[tuple[Any, ...], SharedState] = (
 
 
 def as_good_as(mesh: DeviceMesh, other: DeviceMesh) -> bool:
-    """True if, of two equal meshes, one may be used in place of the other.
+    """True if, of two equal meshes, one may be used in place of the other. The caller
+    knows that they are equal.
 
     They must be of one universe, as copies, slices and loaded meshes are, and have the
     same groups on their axes. Two meshes without a universe, such as those of
@@ -139,7 +159,8 @@ def as_good_as(mesh: DeviceMesh, other: DeviceMesh) -> bool:
 
 def forget_shardings_of_equal_root(shared: SharedState) -> None:
     """Empty the caches of sharding results if an equal root mesh was built before and
-    still lives: perhaps only these caches hold it."""
+    still lives: perhaps only these caches hold it. Call it once for each new root mesh,
+    with its state, which is remembered for the next call."""
     key = shared.rank_map.key
     if key in _latest:
         forget_shardings()
@@ -153,6 +174,9 @@ def forget_shardings(_: None = None) -> None:
     Two of them, in C++ and in the propagator, exist once for each thread, and only this
     thread's are emptied. Those of other threads may stay: their results are checked by
     `as_good_as`.
+
+    Args:
+        _: not used. It lets the function undo itself as a patch.
     """
     # Without DTensor there is nothing to empty, and a program that only builds meshes
     # shouldn't import it.

@@ -51,10 +51,16 @@ logger = logging.getLogger(__name__)
 
 def leave_line(describe: Callable[[], str]) -> None:
     """Store one line about the mesh that this rank is about to build, for other ranks
-    to read. If the same line comes again, the stored one says how often it came.
+    to read. If the same line comes again, the stored one says how often it came. A
+    failure to store it is ignored. Nothing is stored if there are no other ranks or no
+    store through which they talk.
 
     Args:
         describe: returns one readable line, the same on all ranks that build this mesh.
+            Called only if the line is stored.
+
+    Raises:
+        ValueError: there is no default group.
     """
     default_group = distributed_c10d._get_default_group()
     if not _can_wait(default_group):
@@ -76,12 +82,13 @@ def leave_line(describe: Callable[[], str]) -> None:
 
 @contextlib.contextmanager
 def explained(wait: Callable[[], tuple[str, Sequence[int]]]) -> Iterator[None]:
-    """Run a block that waits for other ranks. If it takes long, log once which rank
-    builds what.
+    """Run a block that waits for other ranks. If it takes longer than `SECONDS`, log
+    once which rank builds what, if they differ.
 
     Args:
-        wait: returns what other ranks have to do, and which ranks take part, those that
-            are waited for first. Called only if the block takes long.
+        wait: returns what other ranks have to do, after "to", and which ranks take
+            part, those that are waited for first. Called only if the block takes long,
+            in another thread.
     """
     timer = None
     with contextlib.suppress(Exception):
@@ -151,7 +158,7 @@ def _line_key(rank: int) -> str:
 
 def who_builds(store: Any, ranks: Sequence[int]) -> dict[str | None, list[int]]:
     """The ranks that left each line last; None stands for no line. It reads no key that
-    isn't set, so it waits for no rank."""
+    isn't set, so it waits for no rank. Raises what the store raises."""
     with_line = _ranks_with_line(store, ranks)
     keys = [_line_key(rank) for rank in with_line]
     values = (
@@ -169,8 +176,8 @@ def who_builds(store: Any, ranks: Sequence[int]) -> dict[str | None, list[int]]:
 
 
 def _ranks_with_line(store: Any, ranks: Sequence[int]) -> list[int]:
-    """The ranks of `ranks` that wrote a line about their last mesh into the store, see
-    `_line_key`, in the order given. Waits for no rank: it reads no key that isn't
+    """Those of the given ranks that wrote a line about their last mesh into the store,
+    see `_line_key`, in the order given. Waits for no rank: it reads no key that isn't
     set."""
     if not ranks or store.check([_line_key(rank) for rank in ranks]):
         return [*ranks]
@@ -185,7 +192,14 @@ def _ranks_with_line(store: Any, ranks: Sequence[int]) -> list[int]:
 def _explanation(
     rank: int, line: str | None, what: str, ranks_by_line: dict[str | None, list[int]]
 ) -> str:
-    """The warning of a rank that waits, with the lines of the ranks that were read."""
+    """The warning of a rank that waits, with the lines of the ranks that were read.
+
+    Args:
+        rank: this rank.
+        line: the last line of this rank.
+        what: what other ranks have to do, after "to".
+        ranks_by_line: as `who_builds` returns them.
+    """
     own_ranks = ranks_by_line.get(line, [rank])
     parts = [f"{of_ranks(own_ranks)} build{'s' if len(own_ranks) == 1 else ''} {line}"]
     other_lines = {
@@ -235,8 +249,8 @@ PROCESS = Phrases("run with the same settings", "run")
 
 
 def check_same_mesh(describe: Callable[[], str]) -> None:
-    """Compare the meshes that all ranks of the world are about to build. Does nothing
-    unless the setting ``mesh_check`` is on.
+    """Compare the meshes that all ranks of the world are about to build. Collective
+    over the world if the setting ``mesh_check`` is on, else it does nothing.
 
     Args:
         describe: returns one readable line with everything that must agree. Called only
@@ -244,7 +258,9 @@ def check_same_mesh(describe: Callable[[], str]) -> None:
 
     Raises:
         RuntimeError: ranks have different lines, or some didn't come within the timeout
-            of the default group. Raised on every rank; names the ranks.
+            of the default group. Raised on every rank that came; names the ranks. A
+            DistNetworkError if the store is gone.
+        ValueError: a setting has a wrong value, see `get_settings`.
     """
     if not get_settings().mesh_check:
         return
@@ -278,14 +294,19 @@ _GAVE_UP = "mesh_check/gave_up"
 
 def _left_before() -> int:
     """How often ranks of earlier worlds on this store gave up comparing, and left their
-    lines. The same on all ranks of this world, since they met after that."""
+    lines. All ranks of this world read the same number, since they met after that."""
     store = distributed_c10d._world.pg_map[distributed_c10d._get_default_group()][1]
     return store.add(_GAVE_UP, 0) if store.check([_GAVE_UP]) else 0
 
 
 def _compare(prefix: str, line: str, phrases: Phrases) -> None:
-    """Compare one line of each rank through the store. Rank 0 reads all lines and
-    stores its verdict.
+    """Compare one line of each rank through the store. Collective over the world: rank
+    0 reads all lines and stores its verdict, which the others wait for.
+
+    Args:
+        prefix: of the keys in the store; not used by an earlier comparison.
+        line: of this rank.
+        phrases: how an error speaks of what is compared.
 
     Raises:
         RuntimeError: the lines differ, or ranks are missing.
@@ -362,7 +383,14 @@ def _verdict(
     phrases: Phrases,
 ) -> str:
     """ "same" if all ranks left the same line, or else a sentence that says which ranks
-    differ or are missing."""
+     differ or are missing.
+
+    Args:
+        prefix: of the keys in the store.
+        size: the number of ranks.
+        seconds: how long to wait for all lines together.
+        phrases: how the sentence speaks of what is compared.
+    """
     deadline = time.monotonic() + seconds
     ranks_by_line: dict[str, list[int]] = {}
     missing: list[int] = []

@@ -115,9 +115,17 @@ class Request:
 
 def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
     """Make the groups of a new mesh: one for each axis, and the joint group if the
-    settings ask for it. Collective, as `axis_group` is.
+    settings ask for it. Their names are stored in the mesh. Collective, as `axis_group`
+    is.
 
     A root mesh that is built inside `private_groups` makes its universe private.
+
+    Args:
+        overrides: one (backend, options) for each axis.
+
+    Raises:
+        RuntimeError: a rank didn't take part, or builds another mesh, see `axis_group`
+            and `check_same_mesh`.
     """
     shared = shared_state(mesh)
     if making_private.get() and mesh._root_mesh is None:
@@ -135,10 +143,19 @@ def make_groups(
     overrides: Sequence[Override],
 ) -> list[str]:
     """The name of this rank's group on each axis of ``layout``. Missing groups are
-    created. Returns [] on a rank outside the mesh.
+    created. Returns [] on a rank outside the mesh. Collective, as `axis_group` is.
 
     A view with groups of its own (`is_apart`) stays so: axes that it gets by unflatten
     or flatten don't share groups either.
+
+    Args:
+        mesh: the mesh whose universe the axes are of.
+        names: the names of the axes; None for none.
+        overrides: one (backend, options) for each axis.
+
+    Raises:
+        RuntimeError: a rank didn't take part, or builds another mesh, see `axis_group`
+            and `check_same_mesh`.
     """
     if is_apart(mesh):
         with made_private():
@@ -152,7 +169,8 @@ def _find_or_make_groups(
     names: Sequence[str] | None,
     overrides: Sequence[Override],
 ) -> list[str]:
-    """`make_groups`, with the privacy that the context says."""
+    """`make_groups`, with the privacy that the context says. Warns in another thread's
+    block of `private_groups`, see `warn_outside_of_blocks`."""
     # Both come before any group is made: a rank whose peers build another mesh would
     # hang in the first creation.
     leave_line(lambda: _describe(mesh, layout, names, overrides))
@@ -165,7 +183,7 @@ def _find_or_make_groups(
     for axis, name, override in zip(
         layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True
     ):
-        view = view_of(mesh).show(_MeshLayout((axis,)))
+        view = view_of(mesh).with_layout(_MeshLayout((axis,)))
         group = axis_group(universe, Request(view, name, override, mesh._device_type))
         if group is not None:
             shared.registry[group.group_name] = group
@@ -221,6 +239,7 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
     Raises:
         RuntimeError: a member didn't take part within the timeout. Or the group was
             destroyed, where all ranks of the world create it.
+        ValueError: there is no default group, or a setting has a wrong value.
     """
     world = distributed_c10d._get_default_group()
     if _default_serves(world, universe, request):
@@ -231,7 +250,7 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
     table = universe.table
     keys = _group_keys(request, _ranks_to_ask_for(request.view, alone))
     if _is_never_shared(universe, request):
-        keys = [table.next_number(key) for key in keys]
+        keys = [table.unused_key(key) for key in keys]
     # Members destroy a group together, so they can also create it again. Where the
     # whole world creates groups, ranks outside don't know that it is gone, and
     # get_or_make raises.
@@ -255,7 +274,8 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
 
 
 def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -> bool:
-    """True if the axis gets the default group, as an axis over the whole world does.
+    """True if the axis gets the default group, as an axis over the whole world does
+    unless it is private or a joint request.
 
     A mesh of another device type than CPU doesn't get a gloo default group. It gets a
     group of its own, as before. The device type decides, not the devices of this host,
@@ -274,7 +294,8 @@ def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -
 
 
 def _covers_world(request: Request, world_size: int) -> bool:
-    """True if the axis holds all ranks of the world, in rank order."""
+    """True if the axis holds all ranks of the world, in rank order, and no backend or
+    options are asked for."""
     view = request.view
     if view.layout.numel() != world_size or request.override != (None, None):
         return False
@@ -301,7 +322,11 @@ def _ranks_to_ask_for(view: View, alone: bool) -> list[list[int]]:
 
 def _group_keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
     """The key of each copy of the axis. The settings decide whether the axis name is
-    part of it, so that only axes of the same name share."""
+    part of it, so that only axes of the same name share.
+
+    Args:
+        copies: the ranks of each copy.
+    """
     policy = get_settings().mesh_share_groups
     # Groups of one rank are always kept apart by name. They cost nothing, and a loop
     # that destroys the group of each axis of a (1, 1) mesh would destroy a shared one
@@ -314,7 +339,9 @@ def _group_keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
 
 def _is_never_shared(universe: Universe, request: Request) -> bool:
     """True if the axis gets a group that no other axis ever gets, not even one of the
-    same universe."""
+    same universe: the setting ``mesh_share_groups`` is "off", or the axis is made
+    inside `private_groups` from a mesh that isn't private. False for a joint request.
+    """
     if request.joint:
         return False
     return get_settings().mesh_share_groups == "off" or (
@@ -324,27 +351,33 @@ def _is_never_shared(universe: Universe, request: Request) -> bool:
 
 def _record_override(universe: Universe, request: Request, entry: Entry | None) -> None:
     """Record the backend and options of an axis. A joint group needs axes with equal
-    ones."""
+    ones.
+
+    Args:
+        entry: the entry of this rank's group; None on a rank outside.
+    """
     # A rank outside has no group, but must decide on joint groups as the members do.
     axis = request.name, request.view.layout.axes[0]
     universe.overrides[entry.group_name if entry else axis] = request.override
 
 
 def _reserve_for_view(entry: Entry, universe: Universe) -> None:
-    """Mark a group as one that a single view has. `mark_apart` fills in the token of
-    the view, which doesn't exist yet."""
+    """Mark a group as one that a single view has, if it is made inside `private_groups`
+    for a mesh that isn't private. `mark_apart` fills in the token of the view, which
+    doesn't exist yet."""
     if making_private.get() and not universe.private:
         entry.apart = ""
 
 
 def _add_axis_name(entry: Entry, request: Request) -> ProcessGroup | None:
-    """Record in the entry of a group that the requested axis uses the group.
+    """Record in the entry of a group that the requested axis uses the group. If several
+    axes use it, c10d's description of the group is changed to name them all.
 
     A joint request, which only redistributions make, adds its name, but doesn't set
     `serves_axis`.
 
     Returns:
-        The group; None on a rank outside it.
+        The group; None on a rank outside it, where no name is recorded.
     """
     group = entry.group
     # A group that serves no axis has no owner who would destroy it, so
@@ -372,12 +405,13 @@ def group_by_name(mesh: DeviceMesh, name: str, mesh_dim: Any, dim: int) -> Proce
     has for the group.
 
     Args:
-        mesh_dim: the mesh dim as the caller of get_group gave it.
-        dim: its number.
+        mesh_dim: the mesh dim as the caller of get_group gave it: a number, a name or
+            None.
+        dim: the number of this mesh dim.
 
     Raises:
-        RuntimeError: the mesh was loaded, and this process has no group over these
-            ranks.
+        RuntimeError: there is no such group here. The mesh was loaded, and this process
+            has no group over these ranks; or the group was destroyed.
     """
     traced = (
         None
@@ -399,15 +433,17 @@ def group_by_name(mesh: DeviceMesh, name: str, mesh_dim: Any, dim: int) -> Proce
 
 
 def make_joint_groups(mesh: DeviceMesh) -> None:
-    """Make the group over all axes of a new mesh, if the setting mesh_joint_groups asks
-    for it. A view with groups of its own (`is_apart`) gets none."""
+    """Make the group over all axes of a new mesh, if the setting ``mesh_joint_groups``
+    asks for it. A view with groups of its own (`is_apart`) gets none. Collective, as
+    `axis_group` is."""
     axes = _axes_of_several_ranks(mesh)
     if len(axes) > 1 and not is_apart(mesh) and _new_meshes_get_joint_groups():
         _make_missing_joint_groups(mesh, [axes])
 
 
 def _new_meshes_get_joint_groups() -> bool:
-    """True if a new mesh gets a group over all its axes."""
+    """True if the settings and the default group let a new mesh get a group over all
+    its axes."""
     # Without sharing, no group may serve two views, but all views of a universe use its
     # joint groups.
     if (
@@ -479,8 +515,8 @@ def sets_of_axes(mesh: DeviceMesh) -> Iterable[tuple[int, ...]]:
 def _make_missing_joint_groups(
     mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]]
 ) -> None:
-    """Make the group of each of these sets of axes, unless there is one. Collective, as
-    `axis_group` is."""
+    """Make the group of each of these sets of axes, unless there is one. A set of axes
+    with different backends or options gets none. Collective, as `axis_group` is."""
     universe, view = universe_of(shared_state(mesh)), view_of(mesh)
     names = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
     for axes in subsets:
@@ -489,7 +525,7 @@ def _make_missing_joint_groups(
             continue
         name = ",".join(names[axis] for axis in axes)
         override = override_of(mesh, universe, axes[0])
-        flat_view = view.show(_MeshLayout((key[0],)))
+        flat_view = view.with_layout(_MeshLayout((key[0],)))
         group = axis_group(
             universe, Request(flat_view, name, override, mesh._device_type, joint=True)
         )
@@ -500,8 +536,10 @@ def _make_missing_joint_groups(
 
 
 def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
-    """The backend and options of an axis of a mesh. If its group wasn't made here, only
-    the backend is known."""
+    """The backend and options of an axis of a mesh, given by its number. If its group
+    wasn't made here, only the backend is known. (None, None) for the default group, a
+    group that was destroyed, and on a rank outside for an axis that asked for nothing.
+    """
     own_groups = group_names(mesh)
     overrides = universe.overrides if universe is not None else {}
     # A rank outside must ask for the same groups as the members, since all ranks may
@@ -543,6 +581,12 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
 
     All ranks of the mesh get the same group or None: the answer follows from the mesh
     calls of this universe and the settings.
+
+    Args:
+        axes: the numbers of the axes, in any order.
+
+    Raises:
+        ValueError: there is no default group, or an axis is named twice.
     """
     shared = shared_state(mesh)
     join_universe(shared)
@@ -560,7 +604,7 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
 
 def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str | None:
     """The name of the group of a flattened view over the indices of ``key``. Of several
-    views, the one whose name sorts first."""
+    views, the one whose name sorts first. None if there is none."""
     # With "existing", the default group may serve axes that the user flattened into it.
     # With any other setting we make a group, so that these collectives don't queue
     # behind the user's own in the default group.
@@ -614,10 +658,14 @@ def new_groups(
     request: Request, copies: list[list[int]], alone: bool
 ) -> list[ProcessGroup | None]:
     """Create a group for the ranks of each copy of an axis. Returns one group or None
-    for each copy; None if this rank isn't in it.
+    for each copy; None if this rank isn't in it. Collective.
 
     If members create it ``alone``, only they call this, and ``copies`` holds their own
-    ranks only.
+    ranks only. Else every rank of the world calls it.
+
+    Raises:
+        RuntimeError: a group couldn't be made, such as when a member didn't come within
+            the timeout.
     """
     with explained(lambda: _describe_wait(request, copies, alone)):
         groups = _create_groups(request, copies, alone)
@@ -635,8 +683,13 @@ def new_groups(
 def _describe_wait(
     request: Request, copies: list[list[int]], alone: bool
 ) -> tuple[str, list[int]]:
-    """What this rank is waiting for others to do, and the ranks that take part, those
-    of its own group first."""
+    """What this rank is waiting for others to do, after "to", and the ranks that take
+    part, those of its own group first.
+
+    Args:
+        copies: the ranks of each group that is made, at least one.
+        alone: True if only members take part.
+    """
     own_ranks = next(
         (ranks for ranks in copies if distributed_c10d.get_rank() in ranks), copies[0]
     )
@@ -655,7 +708,8 @@ def _describe_wait(
 def _create_groups(
     request: Request, copies: list[list[int]], alone: bool
 ) -> list[ProcessGroup | None]:
-    """Create the groups by one split of the default group, or one by one."""
+    """Create the groups by one split of the default group where that can be, or else
+    one by one. Returns one group or None for each copy, see `new_groups`."""
     # One call makes the groups of all copies.
     if not alone and _can_split(distributed_c10d._get_default_group(), request, copies):
         group = _split(request, copies)
@@ -688,7 +742,8 @@ def _can_split(world: ProcessGroup, request: Request, copies: list[list[int]]) -
 
 
 def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:
-    """Split the default group into these groups. Returns this rank's, or None."""
+    """Split the default group into these groups. Returns this rank's, or None if it is
+    in none. Every rank of the world calls it."""
     _counted.calls += 1  # overlay only
     group = distributed_c10d.split_group(
         parent_pg=distributed_c10d._get_default_group(),
@@ -703,9 +758,13 @@ def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:
 def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup | None:
     """Create one group by `new_group`. None on a rank outside.
 
+    Args:
+        alone: True if only members call this, not every rank of the world.
+
     Raises:
         RuntimeError: the creation failed. The message names the axis and the ranks that
-            it needs.
+            it needs. A DistError stays of its class, and other subclasses of
+            RuntimeError are passed on unchanged.
     """
     backend, options = request.override
     _counted.calls += 1  # overlay only
@@ -772,10 +831,15 @@ ABORT_LIMIT = 60.0  # seconds for all groups of a mesh together
 
 def abort_groups(mesh: DeviceMesh) -> None:
     """Abort every group that a root mesh and its views own, each once, and remove them
-    from c10d's state.
+    from c10d's state. The mesh forgets its flattened views and its universe, and the
+    caches of sharding results are emptied.
 
     The default group stays. So do groups that the mesh doesn't own, such as those of
     other universes.
+
+    Raises:
+        RuntimeError: an abort didn't end within `ABORT_LIMIT` seconds. Or what the
+            first abort that failed raised. Everything is removed nevertheless.
     """
     groups = _groups_of_universe(mesh)
     try:
@@ -797,7 +861,7 @@ def abort_groups(mesh: DeviceMesh) -> None:
 
 def _abort_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
     """Abort all groups at the same time, each in a thread of its own. Returns the
-    errors.
+    errors, one of which says which aborts didn't end within `ABORT_LIMIT` seconds.
 
     One after the other can hang: the abort of one communicator may wait for work that
     only the abort of another one ends. ncclGroupStart in this thread doesn't help,
@@ -834,8 +898,8 @@ def _abort_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
 
 
 def _groups_of_universe(mesh: DeviceMesh) -> list[ProcessGroup]:
-    """The living groups of a root mesh and its views, without the default group. Joint
-    groups are only in the table of the universe."""
+    """The living groups of a root mesh and its views, without the default group.
+    Includes the joint groups, which are only in the table of the universe."""
     shared = shared_state(mesh)
     names = dict.fromkeys((*(group_names(mesh) or ()), *shared.registry))
     if shared.universe is not None:

@@ -71,6 +71,12 @@ class RankAttribute:
         self.name = name
 
     def __get__(self, mesh: Any, owner: type) -> Any:
+        """Return the attribute for a mesh that doesn't have it in its ``__dict__``.
+
+        Raises:
+            AttributeError: the mesh wasn't loaded, or its file lacks the attribute; or
+                the attribute is read off the class.
+        """
         if mesh is not None:
             # Read `_of_saver` before the attribute: another thread that finds the
             # groups stores the attribute first, and then removes `_of_saver`.
@@ -139,6 +145,9 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     about groups that no mesh made.
 
     Older and newer versions read each other's files.
+
+    Raises:
+        AttributeError: there is a default group, and the state holds no ranks.
     """
     # In a pickle of both, the root of this mesh may still be empty here. So nothing
     # below reads through `_root_mesh`.
@@ -159,11 +168,12 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
 
 
 def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
-    """Find this rank and its group on each axis. Returns the attributes of the mesh
-    with these values.
+    """Find this rank and its group on each axis of a loaded mesh, and store what is
+    found in it. There must be a default group. Returns the attributes of the mesh with
+    these values.
 
-    An axis without a group gets a name that says so. All axes are looked up again once
-    other groups exist.
+    An axis without a group gets a name that says so, which isn't stored. All axes are
+    looked up again once other groups exist.
     """
     saved = mesh.__dict__.get("_of_saver")
     if saved is None:  # another thread found them
@@ -186,11 +196,17 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
 def _find_all_groups(
     mesh: DeviceMesh, view: View, saved: SavedAttributes, saved_from: _SavedFrom
 ) -> list[str] | None:
-    """The name of this rank's group on each axis, found by its ranks; none on a rank
+    """The name of this rank's group on each axis, found by its ranks; [] on a rank
     outside. None for a mesh that was saved without groups.
 
     If all are found, they are stored in the mesh. Else an axis without a group gets a
     name that starts with UNBOUND, and the saved names are kept for the next look-up.
+
+    Args:
+        mesh: has its rank and coordinates already.
+        saved: the attributes of the rank that saved it.
+        saved_from: the number and the private token of the universe that it was saved
+            from.
     """
     mesh._thread_id, mesh._hash = thread_id(), None
     saved_names = saved.said.get("_dim_group_names")
@@ -217,7 +233,8 @@ def _find_all_groups(
 
 def _groups_here() -> tuple[Any, ...]:
     """A value that changes when a look-up may find other groups: when a group is
-    created or destroyed, or comes to serve another axis."""
+    created or destroyed, or comes to serve another axis. There must be a default group.
+    """
     groups = distributed_c10d._world.pg_names
     # The number alone would miss one group destroyed and another created. The newest is
     # compared by weak reference, so that this keeps no group alive.
@@ -257,11 +274,16 @@ class _WantedGroup(NamedTuple):
 def _wanted_groups(
     mesh: DeviceMesh, view: View, saved_names: list[str]
 ) -> list[_WantedGroup]:
-    """One for each axis; none on a rank outside."""
+    """The group to find for each axis; [] on a rank outside.
+
+    Args:
+        saved_names: of the groups of the rank that saved the mesh; [] if it was
+            outside.
+    """
     if mesh._coordinate_on_dim is None:
         return []
     axes = view.layout.axes
-    ranks = [view.show(_MeshLayout((axis,))).ranks(mesh._rank) for axis in axes]
+    ranks = [view.with_layout(_MeshLayout((axis,))).ranks(mesh._rank) for axis in axes]
     names = axis_names(mesh._mesh_dim_names, len(axes))
     # A mesh that was saved by a rank outside it holds no names.
     saved_names = [*saved_names, *[""] * len(axes)]
@@ -274,7 +296,7 @@ def _wanted_groups(
 def _find(
     wanted: _WantedGroup, rank_map: RankMap, saved_from: _SavedFrom
 ) -> str | None:
-    """The name of a group over exactly these ranks, or None.
+    """The name of a group over exactly these ranks; None if there is none.
 
     If this process has the universe that the mesh was saved from, its group is taken,
     even if it was destroyed: then whoever uses it gets an error that says so. Else the
@@ -344,7 +366,7 @@ def _candidates(
 
 def _name_in_table(table: GroupTable, wanted: _WantedGroup) -> str | None:
     """The name of a group over these ranks that serves an axis of this name. Of
-    several, the one with the saved name."""
+    several, the one with the saved name, or else the first. None if there is none."""
     names = [
         entry.group_name
         for key, entry in list(table.entries.items())

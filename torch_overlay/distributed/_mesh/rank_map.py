@@ -76,7 +76,7 @@ class RankMap:
         return self._ranks[index]
 
     def index(self, rank: int) -> int | None:
-        """The index of ``rank``; None if the universe doesn't hold it."""
+        """The index of ``rank``; None if the map doesn't hold it."""
         if self._indices is None:
             return rank if 0 <= rank < self.numel else None
         return self._indices.get(rank)
@@ -163,6 +163,8 @@ class Window(RankMap):
 
     @cached_property
     def _shown(self) -> tuple[int, ...]:
+        """Every rank of the window, in the order of its indices. The first call
+        computes it."""
         # Computed on the first request: a window itself is made in constant time.
         return tuple(
             self._whole[self._start + offset]
@@ -175,7 +177,8 @@ class Window(RankMap):
 
     @property
     def is_identity(self) -> bool:
-        """True if the rank at each index is the index."""
+        """True if the rank at each index is the index. The first call computes all
+        ranks."""
         # The window at the start of the world equals the identity map, so both must
         # have one `key`, and this decides whether the key has a digest.
         return self._shown == tuple(range(self.numel))
@@ -201,18 +204,31 @@ class View:
     layout: _MeshLayout
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """The coordinates of ``rank``; None if the universe doesn't hold it."""
+        """The coordinates of ``rank``; None if the rank map doesn't hold it.
+
+        Raises:
+            ValueError: the layout isn't orthogonal.
+        """
         index = self.rank_map.index(rank)
         return None if index is None else self.layout.coordinate(index)
 
     def start(self, rank: int) -> int:
         """The index at which the copy that ``rank`` sees starts. A rank outside the
-        universe sees the first copy."""
+        rank map sees the first copy, at 0.
+
+        Raises:
+            ValueError: the layout isn't orthogonal.
+        """
         index = self.rank_map.index(rank)
         return 0 if index is None else self.layout.origin(index)
 
     def ranks(self, rank: int) -> list[int]:
-        """Every rank of the copy that ``rank`` sees, in row-major order."""
+        """Every rank of the copy that ``rank`` sees, in row-major order. A rank outside
+        the rank map sees the first copy.
+
+        Raises:
+            ValueError: the layout isn't orthogonal.
+        """
         start = self.start(rank)
         # The usual case of a dense axis, at the speed of a range.
         if self.rank_map.is_identity and self.layout.collapse() == _FlatLayout(
@@ -224,13 +240,17 @@ class View:
             for offset in self.layout.collapse().all_ranks_from_zero()
         ]
 
-    def show(self, layout: _MeshLayout) -> View:
-        """Another layout over the same rank map."""
+    def with_layout(self, layout: _MeshLayout) -> View:
+        """The view of another layout over this rank map."""
         return View(self.rank_map, layout)
 
     def copies(self) -> list[int]:
-        """The index at which each copy of the layout starts, over the whole rank
-        map."""
+        """The index at which each copy of the layout starts, over the whole rank map.
+
+        Raises:
+            ValueError: the layout isn't orthogonal, or its copies don't fill the rank
+                map.
+        """
         return (
             self.layout.collapse().complement(self.rank_map.numel).all_ranks_from_zero()
         )

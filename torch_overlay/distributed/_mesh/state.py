@@ -10,7 +10,7 @@ computed once, when it is first read.
 
 Not every mesh was made by this file. One that was made by older code, by a subclass
 that skips `__init__`, or by unpickling has the plain attributes only. It gets its state
-when that is first read (`_adopt`).
+when that is first read (`_build_state`).
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class SharedState:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The rank map in the form of ``_rank_map``: one dimension, int32, on the
-        CPU."""
+        """The rank map in the form of ``_rank_map``: one dimension, int32, on the CPU.
+        The first call makes it."""
         if self._tensor is None:
             # The tensor is kept for later callers, so it must be a real one, also where
             # the first caller is under a fake, meta, proxy or inference mode.
@@ -135,9 +135,9 @@ class SharedState:
         """The ranks of the copy of ``layout`` that starts at index ``start``, in the
         shape of the layout.
 
-        It is a view of `tensor`, and so costs the same for a million ranks as for
-        eight. The exception is an axis of several modes, which no single stride can
-        express: there `reshape` copies.
+        It is a view of `tensor`, so don't write to it, and it costs the same for a
+        million ranks as for eight. The exception is an axis of several modes, which no
+        single stride can express: there `reshape` copies.
         """
         shape = [size for axis in layout.axes for size in axis.shape]
         stride = [step for axis in layout.axes for step in axis.stride]
@@ -147,14 +147,15 @@ class SharedState:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank map in the form of ``_flatten_rank_map``."""
+        """The rank map in the form of ``_flatten_rank_map``. The first call computes
+        it."""
         if self._ranks is None:
             self._ranks = tuple(self.rank_map.ranks())
         return self._ranks
 
 
 # Two threads that first read a mesh's state must get the same object.
-_adopting = threading.RLock()
+_building = threading.RLock()
 
 # Every mesh that lacks an attribute which DeviceMesh stores without this code, by id,
 # so that `hand_back` can restore it. Weak, so that being listed keeps no mesh alive. By
@@ -176,15 +177,25 @@ class InUniverse(NamedTuple):
 
 
 def view_of(mesh: DeviceMesh) -> View:
-    """The mesh's view over the rank map of its universe."""
+    """The mesh's view over the rank map of its universe. A mesh without state gets it
+    here, see `_build_state`.
+
+    Raises:
+        AttributeError: the mesh has no ranks yet.
+    """
     in_universe = mesh.__dict__.get("_in_universe")
-    return (_adopt(mesh) if in_universe is None else in_universe).view
+    return (_build_state(mesh) if in_universe is None else in_universe).view
 
 
 def shared_state(mesh: DeviceMesh) -> SharedState:
-    """The state that the mesh shares with its root and all views of the root."""
+    """The state that the mesh shares with its root and all views of the root. A mesh
+    without state gets it here, see `_build_state`.
+
+    Raises:
+        AttributeError: the mesh has no ranks yet.
+    """
     in_universe = mesh.__dict__.get("_in_universe")
-    return (_adopt(mesh) if in_universe is None else in_universe).shared
+    return (_build_state(mesh) if in_universe is None else in_universe).shared
 
 
 def state_over(rank_map: RankMap, root: SharedState | None) -> SharedState:
@@ -203,7 +214,12 @@ def state_over(rank_map: RankMap, root: SharedState | None) -> SharedState:
 
 
 def join_state(mesh: DeviceMesh, view: View, root: DeviceMesh | None) -> SharedState:
-    """Give a new mesh its state: that of its root, if it is over the same ranks."""
+    """Give a new mesh its state, and return it: that of its root if it is over the same
+    ranks, or else a new one.
+
+    Args:
+        root: None for a mesh that is a root itself.
+    """
     shared = state_over(view.rank_map, None if root is None else shared_state(root))
     # The root's rank map and not an equal one: views over one map compare in no time.
     put_state(mesh, View(shared.rank_map, view.layout), shared)
@@ -211,7 +227,7 @@ def join_state(mesh: DeviceMesh, view: View, root: DeviceMesh | None) -> SharedS
 
 
 def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:
-    """Store the state in a mesh, and its layout as `_layout`."""
+    """Store the state in a mesh as ``_in_universe``, and its layout as ``_layout``."""
     mesh._layout = to_torch(view.layout)
     mesh.__dict__["_in_universe"] = InUniverse(view, shared)
     _forget_coordinates(mesh)  # overlay only
@@ -232,10 +248,18 @@ def _forget_coordinates(mesh: DeviceMesh) -> None:  # overlay only
         getattr(mode, "_coordinate_cache", {}).pop(id(mesh), None)
 
 
-def _adopt(mesh: DeviceMesh) -> InUniverse:
-    """Build the state of a mesh that has only the attributes that DeviceMesh stores, or
-    that forwards to another mesh."""
-    with _adopting:
+def _build_state(mesh: DeviceMesh) -> InUniverse:
+    """Return the state of a mesh that has none yet: one that has only the attributes
+    that DeviceMesh stores, or that forwards to another mesh.
+
+    The state is built and stored in the mesh. If the mesh forwards to another one, that
+    one's state is returned, and nothing is stored here.
+
+    Raises:
+        AttributeError: the mesh has no ranks, since neither its constructor nor
+            ``__setstate__`` has run.
+    """
+    with _building:
         if "_in_universe" not in mesh.__dict__:
             forwarded = _forwarded_state(mesh)
             if forwarded is not None:
@@ -273,7 +297,7 @@ _STORED_NAMES = (
 
 
 def _stored_attributes(mesh: DeviceMesh) -> dict[str, Any]:
-    """The attributes that a mesh holds: its ``__dict__``, or a copy of it with the
+    """The attributes that a mesh holds: its very ``__dict__``, or a copy of it with the
     attributes that a `__getattr__` of its class forwards."""
     attributes, forward = mesh.__dict__, getattr(type(mesh), "__getattr__", None)
     if "_layout" in attributes or forward is None:
@@ -292,6 +316,7 @@ def stored_ranks(attributes: dict[str, Any]) -> RankMap:
 
     Raises:
         AttributeError: there are no ranks, as in a mesh whose constructor hasn't run.
+        ValueError: a rank occurs twice.
     """
     # A subclass that builds its own attributes, or an older pickle, may lack the tuple.
     if "_flatten_rank_map" in attributes:
@@ -305,8 +330,14 @@ def stored_ranks(attributes: dict[str, Any]) -> RankMap:
 
 
 def _has_ranks_of_root(attributes: dict[str, Any], root: Any) -> bool:
-    """True if a mesh holds the same ranks as its root, or no ranks. One that was made
-    with the private argument ``_root_mesh`` may hold others."""
+    """True if a mesh is known to hold the ranks of its root: it holds the same objects,
+    or no ranks. One that was made with the private argument ``_root_mesh`` may hold
+    others, and equal ones in another object count as others.
+
+    Args:
+        attributes: of the mesh, as it stores them.
+        root: its root mesh.
+    """
     stored = [name for name in ("_rank_map", "_flatten_rank_map") if name in attributes]
     # A view that was made or loaded with its root holds the very same objects, so
     # comparing by identity is enough, and reads no ranks.
@@ -316,7 +347,12 @@ def _has_ranks_of_root(attributes: dict[str, Any], root: Any) -> bool:
 
 
 def _read_state(mesh: DeviceMesh) -> None:
-    """Build the state of a mesh from its stored attributes."""
+    """Build the state of a mesh from its stored attributes, and store it. Removes the
+    attribute ``_universe`` that a loaded mesh has.
+
+    Raises:
+        AttributeError: the mesh has no ranks or no layout.
+    """
     attributes = _stored_attributes(mesh)
     root = getattr(mesh, "_root_mesh", None)
     # A loaded mesh says which universe it was saved from, see `saved_state`.
@@ -350,7 +386,7 @@ def make_view(
     groups: Sequence[str] | None,
 ) -> DeviceMesh:
     """A new mesh over the ranks of the universe of ``parent``. All slices,
-    permutations, flattened and unflattened views come from here.
+    permutations, flattened and unflattened views come from here. It makes no groups.
 
     Args:
         layout: over the universe's rank map.
@@ -360,7 +396,7 @@ def make_view(
     """
     root = parent._get_root_mesh()
     mesh = _new_mesh(parent, root, names)
-    put_state(mesh, view_of(parent).show(layout), shared_state(parent))
+    put_state(mesh, view_of(parent).with_layout(layout), shared_state(parent))
     return _set_rank_and_groups(mesh, parent, groups)
 
 
@@ -387,8 +423,8 @@ class SavedAttributes:
 
 
 def wait_for_world(mesh: DeviceMesh) -> SavedAttributes:
-    """Set aside the attributes of a loaded mesh that are about the rank that saved
-    it."""
+    """Set aside the attributes of a loaded mesh that are about the rank that saved it,
+    until a default group exists. Returns them."""
     attributes = mesh.__dict__
     return lay_aside(
         mesh,
@@ -399,8 +435,8 @@ def wait_for_world(mesh: DeviceMesh) -> SavedAttributes:
 
 
 def lay_aside(mesh: DeviceMesh, saved: SavedAttributes) -> SavedAttributes:
-    """Move these attributes of the saving rank out of the mesh's ``__dict__``, into
-    ``_of_saver``."""
+    """Move these attributes of the saving rank out of the mesh's ``__dict__``, and
+    store ``saved`` as its ``_of_saver``. Returns ``saved``."""
     # First store, then remove: another thread may read an attribute in between.
     mesh.__dict__["_of_saver"] = saved
     for name in saved.said:
@@ -418,8 +454,8 @@ def take_back(attributes: dict[str, Any]) -> None:
 
 
 def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
-    """A name for each axis. Axes without names get numbered ones, since groups are
-    shared by name."""
+    """A name for each axis, as a string. Axes without names get numbered ones, "dim_0"
+    and so on, since groups are shared by name."""
     return (
         [str(name) for name in names]
         if names
@@ -433,6 +469,9 @@ def copy_mesh(mesh: DeviceMesh, memo: dict[int, Any] | None = None) -> DeviceMes
 
     With the memo of a deep copy, its root mesh and the attributes that users set on it
     are copies, too. A mesh of a subclass is copied as other objects are.
+
+    Args:
+        memo: as `__deepcopy__` gets it. None for a shallow copy.
     """
     if type(mesh) is not device_mesh.DeviceMesh:
         reduced = mesh.__reduce_ex__(4)
@@ -468,7 +507,15 @@ def make_window(
     names: Sequence[str] | None,
     groups: Sequence[str] | None,
 ) -> DeviceMesh:
-    """A root mesh that shows the copy of ``layout`` at index ``start``."""
+    """A root mesh that shows the copy of ``layout`` at index ``start``. It makes no
+    groups.
+
+    Args:
+        layout: over the rank map of the universe of ``parent``.
+        names: the names of the axes; None for none.
+        groups: the name of this rank's group on each axis; [] if the copy doesn't hold
+            this rank, None where no backend was set up.
+    """
     view = view_of(parent).window(layout, start)
     shared = SharedState(view.rank_map, shared_state(parent).private)
     mesh = _new_mesh(parent, None, names)
@@ -502,8 +549,13 @@ def private_group_key(mesh: DeviceMesh) -> tuple[Any, ...]:
 def _new_mesh(
     parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | None
 ) -> DeviceMesh:
-    """A mesh with the attributes that don't depend on layout, rank or groups. It skips
-    `__init__`, which would make groups."""
+    """A mesh with the attributes that don't depend on layout, rank or groups, among
+    them the private-group token of its parent. It skips `__init__`, which would make
+    groups.
+
+    Args:
+        root: the root mesh; None for a mesh that is a root itself.
+    """
     mesh: DeviceMesh = object.__new__(device_mesh.DeviceMesh)
     mesh._device_type = parent._device_type
     mesh._mesh_dim_names = tuple(names) if names else None
@@ -521,7 +573,14 @@ def _new_mesh(
 def _set_rank_and_groups(
     mesh: DeviceMesh, parent: DeviceMesh, groups: Sequence[str] | None
 ) -> DeviceMesh:
-    """Give a new view the rank of its parent, its coordinates and its group names."""
+    """Give a new view the rank of its parent, its coordinates and its group names.
+    Returns the view. A view of a loaded mesh that still waits for its groups waits,
+    too.
+
+    Args:
+        mesh: the view, which has its state already.
+        groups: see `make_view`.
+    """
     rank = getattr(parent, "_rank", None)
     if rank is None and parent._device_type != "xla" and is_initialized():
         rank = get_rank()  # a subclass that skips __init__ may have no _rank
@@ -586,7 +645,7 @@ def saved_universe(shared: SharedState) -> tuple[int | None, str | None]:
 
 def read_view(mesh: Any, layout: Any, rank_map: Any) -> View:
     """The view for the arguments of DeviceMesh: ``mesh``, or the private arguments
-    ``_layout`` and ``_rank_map``."""
+    ``_layout`` and ``_rank_map``. Raises as `read_mesh` and `read_layout` do."""
     if layout is None and rank_map is None:
         return read_mesh(mesh)
     return read_layout(mesh, layout, rank_map)
@@ -596,9 +655,11 @@ def read_mesh(mesh: Any) -> View:
     """The view for ranks that are given as a tensor, array or nested list of any shape.
 
     Raises:
-        TypeError: there is no mesh, or it can't be turned into a tensor.
-        ValueError: there is no rank; or a rank isn't a whole number, doesn't fit in
-            int32, or occurs twice.
+        TypeError: ``mesh`` is None.
+        ValueError: there is no rank, as on the meta device; or a rank isn't a whole
+            number, doesn't fit in int32, or occurs twice.
+        TypeError, ValueError or RuntimeError: as `torch.tensor` raises, for what it
+            can't read, such as a ragged list.
     """
     if mesh is None:
         raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")
@@ -638,12 +699,18 @@ def read_mesh(mesh: Any) -> View:
 
 
 def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
-    """The view for a layout and a rank map. The rank map is a tensor, or a RankMap,
-    which is taken as it is and without a look at its ranks.
+    """The view for a layout and a rank map.
+
+    Args:
+        mesh: must be None.
+        layout: torch's layout with a tensor, or ours with a RankMap.
+        rank_map: a tensor of one dimension; or a RankMap, which is taken as it is and
+            without a look at its ranks.
 
     Raises:
         TypeError: ``mesh`` is given as well, or only one of the two is given.
         AssertionError: axes overlap, or the rank map doesn't fit the layout.
+        ValueError: a rank occurs twice.
     """
     if mesh is not None:
         raise TypeError(
@@ -671,7 +738,11 @@ def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
 
 
 def check_in_world(rank_map: RankMap) -> None:
-    """Raise ValueError if the world lacks one of these ranks."""
+    """Check that the world has all of these ranks.
+
+    Raises:
+        ValueError: it lacks one, or there is no default group.
+    """
     world_size = get_world_size()
     # The usual case, without a loop over all ranks.
     if rank_map.is_identity and rank_map.numel <= world_size:

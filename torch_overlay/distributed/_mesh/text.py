@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """A short text for ranks. Ranks with a constant step are a span, up to 16 others
-    are all listed, and of more the first eight are.
+    are all listed, and of more the first eight and the last. Empty for no rank.
 
     >>> ranks_text([0, 1, 2, 3]), ranks_text([0, 8, 16, 24]), ranks_text([0, 1, 4, 5])
     ('0-3', '0-24 by 8', '0, 1, 4, 5')
@@ -30,7 +30,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def of_ranks(ranks: Sequence[int]) -> str:
-    """The same text after the word "rank" or "ranks".
+    """The text of `ranks_text` after the word "rank" or "ranks".
 
     >>> of_ranks([3]), of_ranks([0, 1, 2])
     ('rank 3', 'ranks 0-2')

@@ -71,13 +71,17 @@ def get_settings() -> Settings:
         ValueError: a setting has a value that it doesn't accept. The message names
             both.
     """
-    return _checked(*[getattr(config, name) for name in Settings._fields])
+    return _make_settings(*[getattr(config, name) for name in Settings._fields])
 
 
 @functools.lru_cache(maxsize=64)
-def _checked(*values: object) -> Settings:
-    """The values as `Settings`, once they are checked. Cached: each redistribution
-    asks."""
+def _make_settings(*values: object) -> Settings:
+    """Make `Settings` of the values, in the order of its fields. Cached, since every
+    redistribution calls it.
+
+    Raises:
+        ValueError: a value isn't one that its setting accepts. The message names both.
+    """
     settings = Settings(*values)  # type: ignore[arg-type]
     for name, accepted in _ACCEPTED.items():
         value = getattr(settings, name)
@@ -90,11 +94,15 @@ def _checked(*values: object) -> Settings:
 
 
 def members_create(world: ProcessGroup, backend: str | None) -> bool:
-    """True if the members of a group can create it without the other ranks of the
-    world.
+    """True if the members of a group create it without the other ranks of the world:
+    the setting ``mesh_create_groups`` allows it, and the backend can.
 
     Args:
+        world: the default group.
         backend: the backend of the group; None for the default group's.
+
+    Raises:
+        ValueError: a setting has a wrong value, see `get_settings`.
     """
     name = (backend or distributed_c10d.get_backend(world)).lower()
     if config.use_torchcomms and backend == "fake":
@@ -111,8 +119,9 @@ def members_create(world: ProcessGroup, backend: str | None) -> bool:
 
 
 def makes_communicators(world: ProcessGroup) -> bool:
-    """True if a group has its communicator, and the memory for it, as soon as it is
-    created. Otherwise the first collective creates it."""
+    """True if a group of this default group's world has its communicator, and the
+    memory for it, as soon as it is created. Otherwise the first collective creates it.
+    """
     return world.bound_device_id is not None or config.use_torchcomms
 
 
@@ -173,7 +182,8 @@ class GroupTable:
         keys: Sequence[Key],
         make: Callable[[list[list[int]]], Sequence[ProcessGroup | None]],
     ) -> list[Entry]:
-        """The entry for each key. All groups that are missing are created together.
+        """The entry for each key. All groups that are missing are created together, by
+        one call of ``make``, and entered. If ``make`` raises, nothing is entered.
 
         Args:
             make: creates a group for each list of ranks; returns None for a group that
@@ -203,15 +213,20 @@ class GroupTable:
         return entries
 
     def forget_gone(self, key: Key) -> None:
-        """Forget a group that was destroyed, so that its members create it again. For
-        groups that members create alone: all members destroyed it, so all of them
-        forget it."""
+        """Forget the group of this key if it was destroyed, so that its members create
+        it again. Call it only for groups that members create alone: all members
+        destroyed it, so all of them forget it."""
         entry = self.entries.get(key)
         if entry is not None and entry.group_name and entry.group is None:
             del self.entries[key]
 
-    def next_number(self, key: Key) -> Key:
-        """An unused key like this one, for a group that no other request gets."""
+    def unused_key(self, key: Key) -> Key:
+        """Return this key with the lowest number from 1 on that isn't in the table. No
+        other request has such a key.
+
+        It doesn't reserve the key: two calls return the same one unless it is entered
+        in between.
+        """
         number = 1
         while key._replace(number=number) in self.entries:
             number += 1
@@ -219,8 +234,8 @@ class GroupTable:
 
 
 def find_group(group_name: str) -> ProcessGroup | None:
-    """This process's group of this name, or None. c10d doesn't use a name again within
-    a world."""
+    """This process's group of this name. None if there is none, or if it was destroyed.
+    c10d doesn't use a name again within a world."""
     try:
         return distributed_c10d._resolve_process_group(cast("GroupName", group_name))
     except RuntimeError:
@@ -248,7 +263,11 @@ class Kind(NamedTuple):
     @classmethod
     def of(cls, override: Override) -> Kind:
         """The kind of group that a backend and options ask for. Without a backend it is
-        the default group's."""
+        the default group's.
+
+        Raises:
+            ValueError: there is no default group.
+        """
         backend, options = override
         default_group = distributed_c10d._get_default_group()
         return cls(
@@ -272,7 +291,9 @@ class _ComparedByIdentity:
 
 
 def _options_by_value(options: Any) -> Any:
-    """Options as a value: their fields, without those that a backend writes."""
+    """The options of a group as a value that is equal for equal options: their class
+    and their fields, without those that a backend writes. None for None. Options with a
+    field that we can't compare equal only the same object."""
     # Two axes with equal options share a group, so options are compared by value. Most
     # options classes have no __eq__.
     if options is None:
@@ -296,8 +317,11 @@ def _fields(value: Any) -> list[str]:
 
 
 def _comparable(value: Any) -> Any:
-    """The value in a form that is equal for equal values. Raises TypeError for a class
-    that we don't know."""
+    """The value in a form that is equal for equal values.
+
+    Raises:
+        TypeError: the value is of a class that we don't know.
+    """
     if value is None or isinstance(value, (bool, int, float, str, timedelta)):
         return repr(value)
     if isinstance(value, (list, tuple)):
@@ -359,8 +383,8 @@ def made_private() -> Iterator[None]:
 
 
 def warn_outside_of_blocks() -> None:
-    """Warn that a mesh isn't private, if it is built while another thread or another
-    task is inside `private_groups`."""
+    """Warn that a mesh isn't private. Call it where a mesh is built. It warns only if a
+    block of `private_groups` is open in another thread or task, and none here."""
     # A user who opens the block in one thread and builds in another would otherwise
     # find out from collectives of two meshes that run in one group.
     threads = list(_blocks)
@@ -450,7 +474,13 @@ class World:
         self._opened: Counter[RankMap] = Counter()
 
     def open_universe(self, rank_map: RankMap, private: str | None = None) -> Universe:
-        """A new universe over these ranks."""
+        """Make a new universe over these ranks and keep it in `universes`. Destroys
+        joint groups that no mesh needs, see `_destroy_abandoned_groups`.
+
+        Args:
+            private: the token of a private universe, see `next_private`; None for
+                another one.
+        """
         with _lock:
             # Opening is where a program that builds meshes in a loop comes by again.
             _destroy_abandoned_groups(self)
@@ -461,8 +491,9 @@ class World:
             return self.universes[-1]
 
     def next_private(self, rank_map: RankMap) -> str:
-        """A token for the next private universe over these ranks. It differs from that
-        of any other universe, and is the same on all these ranks.
+        """Return a token for the next private universe over these ranks, and count it:
+        each call returns another one. It differs from that of any other universe, and
+        is the same on all ranks that made the same calls.
 
         The ranks are part of it. A window of a private mesh keeps the mesh's token, and
         must differ from a private mesh over the window's own ranks.
@@ -475,7 +506,11 @@ _worlds: weakref.WeakKeyDictionary[ProcessGroup, World] = weakref.WeakKeyDiction
 
 
 def current_world() -> World:
-    """The world that this thread is in. Raises ValueError before init_process_group."""
+    """The world that this thread is in. It is made when it is first asked for.
+
+    Raises:
+        ValueError: there is no default group, as before init_process_group.
+    """
     group = distributed_c10d._get_default_group()
     # The threaded test backend has a default group, and so a world, for each thread.
     world = _worlds.get(group)
@@ -490,8 +525,12 @@ def current_world() -> World:
 def find_universe(
     rank_map: RankMap, private: str | None, number: int | None
 ) -> Universe | None:
-    """The universe over these ranks with this number, or else the first of them. Only
-    those with the same privacy count. None if there is none."""
+    """The universe over these ranks with this number, or else the first one over them.
+    Only those with this privacy token count. None if there is none.
+
+    Raises:
+        ValueError: there is no default group.
+    """
     universes = current_world().universes
     candidates = [
         universe
@@ -527,7 +566,12 @@ def join_universe(shared: Holder) -> None:
 
 
 def universe_of(shared: Holder) -> Universe:
-    """The universe of a mesh in this world. The first request for a group opens it."""
+    """The universe of a mesh in this world. The first request for a group opens it, and
+    stores it in ``shared.universe``.
+
+    Raises:
+        ValueError: there is no default group.
+    """
     world = current_world()
     join_universe(shared)
     # A mesh may outlive its world: after destroy_process_group and init_process_group

@@ -194,7 +194,7 @@ def _members(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
     """Return the ranks that differ from this one on these axes only, itself included,
     in the order of the mesh."""
     view = view_of(mesh)
-    return view.show(view.layout.select(axes)).ranks(mesh._rank)
+    return view.with_layout(view.layout.select(axes)).ranks(mesh._rank)
 
 
 def _axis_group_name(mesh: DeviceMesh, axis: int) -> str:
