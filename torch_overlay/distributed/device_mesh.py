@@ -705,12 +705,11 @@ def init_device_mesh(
 
     Raises:
         RuntimeError: the names repeat or aren't as many as the sizes, the device type
-            has an index, a key of ``backend_override`` is no mesh dim, or a group
-            couldn't be made.
+            has an index, a key of ``backend_override`` is no mesh dim, the world has
+            fewer ranks, or a group couldn't be made.
         TypeError: a value of ``backend_override`` is neither a backend nor options, nor
             a pair of both.
-        ValueError: a size isn't a whole number of at least 1, or the world has fewer
-            ranks.
+        ValueError: a size isn't a whole number of at least 1.
     """
     check_names(mesh_shape, mesh_dim_names)
     overrides = None

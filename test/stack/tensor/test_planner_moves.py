@@ -11,7 +11,7 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 from torch_overlay.distributed.tensor._planner.cost import (
     Cost,
     Groups,
-    _aligned,
+    _cuts_nest,
     arriving,
     collectives,
     leaving,
@@ -94,7 +94,7 @@ class TestNearest(TestCase):
             asked = drawn(rng)
             for diagonals in ((), asked.diagonals()):
                 said, counted = most_sent(asked, diagonals, 0), sent(asked, diagonals)
-                if _aligned(asked, 0):
+                if _cuts_nest(asked, 0):
                     aligned += 1
                     self.assertEqual(said, counted, msg=f"{asked}, {diagonals}")
                 self.assertGreaterEqual(said, counted, msg=f"{asked}, {diagonals}")

@@ -78,8 +78,8 @@ def grouped(source, target, shape, groups) -> Reduction:
 
 
 WAYS = {
-    "part_whole": (Reduction.part_whole, None),
-    "moved_first": (Reduction.moved_first, None),
+    "scatter_then_reduce": (Reduction.scatter_then_reduce, None),
+    "move_then_reduce": (Reduction.move_then_reduce, None),
     "one exchange": (reduce_by_one_exchange, None),
     "group by group": (reduce_group_by_group, ()),
     "parts by exchange": (reduce_parts_by_exchange, ((0, 1, 2),)),

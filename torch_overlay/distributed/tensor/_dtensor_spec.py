@@ -39,9 +39,9 @@ class _DTensorSpec:
         propagation in C++ compares specs by this, too.
 
         Args:
-            skip_shapes: don't compare global shapes. Dynamo's guard skips them, since
-                it guards the local shapes, see `_changes_alike` for what these don't
-                tell.
+            skip_shapes: accept another global shape, as Dynamo's guard does, which
+                compares local shapes itself. It is refused if some ranks might see
+                another local shape and others not, see `_changes_alike`.
         """
         alike: Any = other if equals_by_value(self, other, skip_shapes) else None
         if alike is None or (skip_shapes and not _changes_alike(self, alike)):
@@ -52,9 +52,10 @@ class _DTensorSpec:
         """Return a hash for caches of compiled code, which other runs and other ranks
         may read.
 
-        It covers all that the code contains. It is the same on this rank in every run
-        that makes the same meshes. It differs for equal meshes with other groups, and
-        on other ranks.
+        It is the same on this rank in every run that makes the same meshes. While
+        redistributions are planned (`config.plan_redistribution`), compiled code
+        contains this rank's coordinate and groups, so the hash also differs between
+        ranks, for equal meshes with other groups, and with the settings.
         """
         mesh = real_mesh(self.mesh)
         key: tuple[Any, ...] = (mesh._stable_hash(), *self._hash_key()[1:])
@@ -65,8 +66,12 @@ class _DTensorSpec:
 
 
 def _changes_alike(one: DTensorSpec, other: DTensorSpec) -> bool:
-    """True if local shapes differ on every rank or on none, for two specs that differ
-    in the global shape at most.
+    """True if it is certain that local shapes differ on every rank or on none, for two
+    specs that differ in the global shape at most.
+
+    That is so if each dim whose length differs is cut evenly in both. May be False
+    where all ranks change, too. True if a spec has no shape; symbolic lengths are left
+    to the guards of their graph.
 
     8 rows over two ranks are 4 and 4, 7 rows are 4 and 3. Rank 1 sees another local
     shape and compiles anew; rank 0 doesn't. It would go on with the collectives for 8
@@ -82,15 +87,16 @@ def _changes_alike(one: DTensorSpec, other: DTensorSpec) -> bool:
         # Don't look at a symbolic size, which would specialize it. Its graph has a
         # guard.
         if type(lengths[0]) is type(lengths[1]) is int and lengths[0] != lengths[1]:
-            parts = _parts(one, dim)
+            parts = _even_divisor(one, dim)
             if parts is None or any(length % parts for length in lengths):
                 return False
     return True
 
 
-def _parts(spec: DTensorSpec, dim: int) -> int | None:
-    """Return into how many equal parts a dim must be cut for all ranks to hold as much
-    of it; None if a placement doesn't tell."""
+def _even_divisor(spec: DTensorSpec, dim: int) -> int | None:
+    """Return a number such that all ranks hold as much of a dim if its length is a
+    multiple; 1 if no placement cuts it. None if a placement doesn't tell which dims it
+    cuts."""
     sizes, parts = spec.mesh.shape, 1
     for axis, placement in enumerate(spec.placements):
         cut = getattr(placement, "dim", None)
@@ -108,8 +114,10 @@ def _parts(spec: DTensorSpec, dim: int) -> int | None:
 
 
 def _seen_by_this_rank(mesh: DeviceMesh) -> list[Any]:
-    """Return the coordinate of this rank, the names of its process groups, and over
-    which axes together it has one."""
+    """Return what compiled code contains of this rank: its coordinate, the names of its
+    process groups, and each set of axes that has a joint group, with that group's name.
+    Empty if the mesh has no groups, or no default group exists: nothing is planned
+    then."""
     if not is_initialized() or group_names(mesh) is None:
         return []  # nothing is planned on such a mesh
     joint = [(axes, joint_group_name(mesh, axes)) for axes in sorted(joint_axes(mesh))]

@@ -27,7 +27,7 @@ from .._torch import of_shape, original
 from ._planner.regions import OPS
 from ._runner.answers import Fallback, count_fallback, count_run, find_answer
 from ._runner.program import tell_fallback
-from ._runner.specs import is_known, other_spec
+from ._runner.specs import are_torch_classes, other_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,13 +55,16 @@ def _cuts_evenly(
     mesh dims, divides evenly. Only then does `torch.chunk` into as many pieces as all
     the mesh dims have ranks give the same pieces as `torch.chunk` by one mesh dim after
     the other: 6 rows are 2, 2, 2, 0 on four ranks, but 2, 1, 2, 1 on a 2 x 2 mesh.
+    False also where a symbolic length doesn't tell, and for reduce-scatters beside
+    strided shards.
 
     The global length decides, not the local one, so that all ranks run the same
     collectives. With 9 rows on 2 x 2 x 2, half of the ranks could merge the inner two
     gathers and the others could not.
 
     Args:
-        infos: the transforms to merge, all on one tensor dim.
+        infos: the transforms to merge, at least one: all all-gathers or all
+            reduce-scatters, on one tensor dim.
         earlier: the transforms that run before these.
         src_placements: the placements before all transforms.
         shape: the global shape. If None, the longest logical shape in `infos` decides,
@@ -121,7 +124,7 @@ def redistribute_local_tensor(
     Raises:
         ValueError: the local tensor has another shape than its spec says.
         RuntimeError: a process group that the program needs was destroyed, or complex
-            numbers are to be reduced by max, min or product.
+            numbers are to be reduced by max, min or product. Or a collective failed.
     """
     mesh = real_mesh(current_spec.mesh)
     answer = find_answer(
@@ -172,14 +175,16 @@ def redistribute_local_tensor(
 
 
 def _check_complex(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> None:
-    """Raise if complex numbers are to be reduced by an operation that they don't have.
+    """Raise if a redistribution would reduce complex numbers by an operation that they
+    don't have. Call it for complex tensors only, since it doesn't look at the dtype.
+    Does nothing on a rank outside the mesh.
 
     The all-reduce refuses these itself. The reduce-scatter doesn't: it would reduce
     real and imaginary parts as separate numbers, and return a wrong result.
 
     Raises:
-        RuntimeError: a pending max, min or product of complex numbers changes over a
-            mesh dim of several ranks.
+        RuntimeError: a pending max, min or product changes over a mesh dim of several
+            ranks.
     """
     # A rank outside of the mesh reduces nothing.
     if mesh.get_coordinate() is None:
@@ -214,7 +219,18 @@ class _Redistribute:
         dtype_config: dict[str, Any],
     ) -> DTensor:
         """Return the redistributed DTensor. Where nothing can be differentiated no
-        autograd node is made, which saves its CPU time."""
+        autograd node is made, which saves its CPU time. Every rank of the mesh must
+        call it.
+
+        Args:
+            device_mesh: the mesh of `input`, or an equal one with other groups.
+            dtype_config: "op_dtype", in which it is redistributed, and "out_dtype",
+                that of the result; and what the autograd node needs for backward.
+
+        Raises:
+            NotImplementedError: the meshes aren't equal.
+            ValueError, RuntimeError: as `redistribute_local_tensor`.
+        """
         if has_other_groups(input._spec.mesh, device_mesh):
             return lay_on(
                 device_mesh,
@@ -276,7 +292,8 @@ class _LayOn(torch.autograd.Function):
 
 def lay_on(mesh: DeviceMesh, source: DTensor) -> DTensor:
     """Return the DTensor on an equal mesh with other groups. Its gradient comes back on
-    the mesh of `source`."""
+    the mesh of `source`. That the meshes are equal isn't checked, see
+    `has_other_groups`."""
     return _LayOn.apply(source, mesh)  # type: ignore
 
 
@@ -298,7 +315,7 @@ class _Cast(torch.autograd.Function):
 
 def cast_in_order(source: DTensor, dtype: torch.dtype | None) -> DTensor:
     """Cast a DTensor whose shard order isn't the default one; return any other as it
-    is.
+    is, also one that has the dtype already or if `dtype` is None.
 
     The step-by-step path casts by making a new spec from the placements alone. That
     spec would have the default shard order, and the elements would end in the wrong
@@ -316,13 +333,14 @@ def without_node(
     source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool
 ) -> DTensor | None:
     """Return the redistributed DTensor, of the same dtype and without an autograd node.
+    Raises as `redistribute_local_tensor` does.
 
-    None if autograd or something that watches it needs the node, or if a placement is
-    of an unknown class.
+    None, and nothing is sent, if autograd or something that watches it needs the node,
+    or if a placement is of an unknown class.
     """
     local, spec = source._local_tensor, source._spec
     kinds = tuple(map(type, (*spec.placements, *placements)))
-    if not is_known(kinds) or _wants_node(source):
+    if not are_torch_classes(kinds) or _wants_node(source):
         return None
     target = other_spec(
         spec.tensor_meta, spec.placements, placements, kinds, device_mesh
@@ -350,7 +368,8 @@ def without_node(
 
 def _wants_node(source: DTensor) -> bool:
     """True if the redistribution has to be an autograd node: a gradient may be asked
-    for, or a transform, a tracer or a profiler watches autograd functions."""
+    for, or a transform, a tracer or a profiler watches autograd functions. Also for a
+    subclass of DTensor, or a local tensor of a subclass of Tensor."""
     local = source._local_tensor
     if type(source) is not dtensor.DTensor or type(local) is not torch.Tensor:
         return True

@@ -45,7 +45,13 @@ class Groups:
 
     @staticmethod
     def of(axes: Iterable[Iterable[int]] | None, sizes: tuple[int, ...]) -> Groups:
-        """Sort the sets of axes, and leave axes of size 1 out."""
+        """Make the groups over these sets of axes, in any order; all groups if `axes`
+        is None. Axes of size 1 are left out, and so are sets with fewer than two
+        others.
+
+        Args:
+            sizes: the size of each axis.
+        """
         if axes is None:
             return Groups(sizes)
         joint = (tuple(sorted(a for a in group if sizes[a] > 1)) for group in axes)
@@ -61,7 +67,8 @@ class Groups:
         return math.prod(self.sizes[a] for a in axes)
 
     def within(self, axes: Collection[int]) -> list[tuple[int, ...]]:
-        """Return all groups over a subset of these axes, the largest first.
+        """Return all groups over a subset of these axes, at least one, the largest
+        first.
 
         If all groups exist, only the largest one and those over single axes: a search
         that takes the first that fits would take the largest before any other.
@@ -80,7 +87,7 @@ class Groups:
         self, least: Collection[int], most: Collection[int]
     ) -> list[tuple[int, ...]]:
         """Return all groups over the axes in `least` and perhaps more from `most`, the
-        smallest first.
+        smallest first. Empty if there are none.
 
         If all groups exist, only those over exactly `least`, with the least latency,
         and exactly `most`, in which most ranks can send.
@@ -132,7 +139,8 @@ class Cost:
 
     @staticmethod
     def of(device: str) -> Cost:
-        """Return the cost model for the groups of a device type."""
+        """Return the cost model for the groups of a device type. A type without figures
+        of its own costs as the CPU does."""
         return _ASSUMED.get(device, _ASSUMED["cpu"])
 
     def seconds(self, step: Step, itemsize: int) -> float:
@@ -154,13 +162,14 @@ class Cost:
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
         """Return the fastest plan; among equals the one with fewer collectives, then
-        with fewer bytes, then the first."""
+        with fewer bytes, then the first. There must be at least one."""
         if len(plans) == 1:
             return plans[0]
         return min(plans, key=lambda plan: self.key(plan, itemsize))
 
     def key(self, plan: Steps, itemsize: int) -> tuple[float, int, int]:
-        """Return what `fastest` compares."""
+        """Return what `fastest` compares: seconds, to twelve digits; the number of
+        collectives; the elements that arrive."""
         communicating = [step for step in plan if isinstance(step, Collective)]
         # `fsum` gives the same sum for the same terms in any order. Twelve digits make
         # plans whose equal times come from different terms compare equal, nearly
@@ -202,8 +211,8 @@ def arriving(step: Step) -> int:
 
 
 def leaving(step: Step) -> int:
-    """Return the elements that the busiest rank sends in a step, or more where not all
-    dims are aligned, see `most_sent`; 0 for a local step."""
+    """Return the elements that the busiest rank sends in a step, or more where
+    `most_sent` isn't exact; 0 for a local step."""
     if isinstance(step, AllToAll):
         return most_sent(
             step.exchange, step.diagonals, least_overlap(step.before, step.after)
@@ -223,9 +232,9 @@ def leaving(step: Step) -> int:
 def most_sent(
     exchange: Exchange, diagonals: Collection[Diagonal], least_kept: int
 ) -> int:
-    """Return the elements that the busiest rank sends to others. Exact if all dims are
-    aligned, see `_aligned`. Otherwise an upper bound, apart from a few elements at the
-    ends of uneven chunks.
+    """Return the elements that the busiest rank sends to others. Exact if `_cuts_nest`
+    holds for all dims. Otherwise an upper bound, apart from a few elements at the ends
+    of uneven chunks.
 
     From R·S0 to S0·R on (2, 2), sender and receiver have the same coordinate on axis 0,
     and the receiver may have any on axis 1: (0, 0) and (1, 1) send what they hold to
@@ -233,6 +242,8 @@ def most_sent(
     on axis 1 follows from that on axis 0, so each rank sends what it holds to one rank.
 
     Args:
+        diagonals: the pairs of digits that choose the senders; none for the nearest
+            ones.
         least_kept: the least number of elements that a rank both holds and wants.
     """
     before, after, shards = exchange.before, exchange.after, exchange.shards
@@ -248,7 +259,7 @@ def most_sent(
     dims = range(len(before.shape))
     for dim in dims:
         sent *= _most_along(exchange, dim, paired, used)
-    nearest = not paired and all(_aligned(exchange, dim) for dim in dims)
+    nearest = not paired and all(_cuts_nest(exchange, dim) for dim in dims)
     return sent - max(least_kept, _kept(exchange) if nearest else 0)
 
 
@@ -272,7 +283,7 @@ def _most_along(
     summed = [digit for digit in cuts if digit not in same and digit not in used]
     if len(summed) == len(cuts):
         # The parts of all receivers cover what a rank holds exactly once.
-        return exchange.before.longest[dim]
+        return exchange.before.largest_shape[dim]
     length, levels = exchange.after.shape[dim], []
     for axis in exchange.after.orders[dim]:
         length = longest(length, [exchange.after.sizes[axis]])
@@ -281,7 +292,7 @@ def _most_along(
             for digit in cuts
             if digit.axis == axis
         ]
-    return _most_within(exchange.before.longest[dim], levels)
+    return _most_within(exchange.before.largest_shape[dim], levels)
 
 
 def _most_within(elements: int, levels: Sequence[tuple[int, bool]]) -> int:
@@ -317,8 +328,8 @@ def _most_within(elements: int, levels: Sequence[tuple[int, bool]]) -> int:
 
 def _kept(exchange: Exchange) -> int:
     """Return the least number of elements that a rank which sends at all keeps for
-    itself, with nearest senders and aligned cuts. That is the product of the shorter
-    length along each dim.
+    itself. That is the product of the shorter length along each dim. Call it only for
+    nearest senders, and if `_cuts_nest` holds for all dims.
 
     It is 0 if the new cut has a digit of a shard axis where the old cut has another
     digit: from S0·S1 to S1·S0 on (2, 2), rank (0, 1) holds the first half of dim 0 and
@@ -332,15 +343,20 @@ def _kept(exchange: Exchange) -> int:
                 return 0
     return math.prod(
         [
-            min(before.longest[dim], after.longest[dim])
+            min(before.largest_shape[dim], after.largest_shape[dim])
             for dim in range(len(before.shape))
         ]
     )
 
 
-def _aligned(exchange: Exchange, dim: int) -> bool:
-    """True if this dim is cut as before, or if it is cut evenly and the digits of both
-    cuts have the same bases as far as the shorter cut goes."""
+def _cuts_nest(exchange: Exchange, dim: int) -> bool:
+    """True if the elements that ranks send along this dim can be counted exactly, see
+    `most_sent`.
+
+    That is so if the dim is cut as before. Or if it is cut evenly, and the prime
+    factors of the axis sizes (`Digit.base` in steps.py), from the outermost on, are
+    those of the other cut as far as the shorter one goes.
+    """
     before, after = exchange.before, exchange.after
     orders = before.orders[dim], after.orders[dim]
     if orders[0] == orders[1]:
@@ -361,7 +377,7 @@ def _aligned(exchange: Exchange, dim: int) -> bool:
 
 
 def in_rounds(steps: tuple[Step, ...], itemsize: int, cost: Cost) -> tuple[Step, ...]:
-    """Return the same steps, with each large all-to-all and reduce-scatter over several
+    """Return these steps, with each large all-to-all and reduce-scatter over several
     axes set to run in several rounds, which need smaller buffers.
 
     Steps stay as they are if the global tensor has less than twice ``cost.round_bytes``
@@ -385,7 +401,7 @@ def with_views(steps: Sequence[Step]) -> Iterator[tuple[Step, bool]]:
 def in_one_round(
     steps: tuple[Step, ...], *kinds: type[AllToAll | ReduceScatter]
 ) -> tuple[Step, ...]:
-    """Return the same steps, with those of these kinds in one round."""
+    """Return these steps, with those of the given kinds in one round."""
     return tuple(
         [
             dataclasses.replace(step, rounds=1) if isinstance(step, kinds) else step
@@ -402,7 +418,12 @@ def bytes_of(steps: Sequence[Step], itemsize: int) -> int:
 
 def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
     """Split a step into as many rounds as keep its buffers small, while each round
-    still has enough bytes to be worth its latency."""
+    still has enough bytes to be worth its latency. Returns any other step than an
+    all-to-all or reduce-scatter as it is.
+
+    Args:
+        is_view: the input of the step is a view of a larger tensor.
+    """
     if not isinstance(step, (AllToAll, ReduceScatter)):
         return step
     staged, most = staged_and_most_rounds(step, is_view)

@@ -17,7 +17,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from .regions import common
+from .regions import common_prefix
 from .steps import AllGather, AllToAll, ReduceScatter
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def grids(
 
 def talkers(step: AllToAll, coordinate: Coordinate) -> list[int]:
     """Return, for each member, 1 if it exchanges elements with this rank by a grid,
-    else 0."""
+    else 0. The step must have a grid."""
     talks, axes = [1], _talking(step)
     for axis in step.axes:
         size, own = step.before.sizes[axis], coordinate[axis]
@@ -130,7 +130,7 @@ def _talking(step: AllToAll) -> tuple[int, ...]:
 def _orders(
     step: AllGather | ReduceScatter | AllToAll,
 ) -> zip[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the orders before and after, for each dim."""
+    """Return the orders before and after the step, for each dim."""
     return zip(step.before.orders, step.after.orders)
 
 
@@ -138,9 +138,10 @@ def _gone_and_new(
     step: AllGather | ReduceScatter | AllToAll,
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
     """Return, for each dim, the axes that only cut the source and those that only cut
-    the target; None if these allow no grid."""
+    the target. None if the step can have no grid: a cut is replaced by another one, or
+    some members send the same elements or only some of theirs."""
     if any(
-        common(before, after) < min(len(before), len(after))
+        common_prefix(before, after) < min(len(before), len(after))
         for before, after in _orders(step)
     ):
         # A cut is replaced by another one, so some members exchange nothing.
@@ -158,7 +159,12 @@ def _gone_and_new(
 
 
 def _names(cuts: Iterable[tuple[int, ...]]) -> list[str]:
-    """Return the names in `wire`, each dim after the axes that cut it."""
+    """Return the names of the dims of a local tensor that is viewed as a grid: each dim
+    after the axes that cut it, as `grids` names them.
+
+    Args:
+        cuts: for each dim, the axes that cut it in the step.
+    """
     return [
         name
         for dim, axes in enumerate(cuts)

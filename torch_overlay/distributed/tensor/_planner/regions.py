@@ -54,8 +54,8 @@ class Box(_BoxFields):
         return Box(start, length)
 
     def inside(self, outer: Box) -> Box:
-        """Return the same box counted from the first element of `outer`: its place in a
-        local tensor that holds `outer`."""
+        """Return this box counted from the first element of `outer`, which contains it:
+        its place in a local tensor that holds `outer`."""
         return Box(tuple(a - b for a, b in zip(self.start, outer.start)), self.length)
 
     def then(self, other: Box) -> Box | None:
@@ -142,7 +142,8 @@ def longest(length: int, parts: Sequence[int]) -> int:
 
 def lengths(length: int, parts: Sequence[int]) -> set[int]:
     """Return the different lengths of the pieces when `length` elements are cut into
-    `parts[0]` pieces, each of these into `parts[1]`, and so on.
+    `parts[0]` pieces, each of these into `parts[1]`, and so on. 0 is one of them if
+    some piece is empty.
 
     The shortest piece need not be cut from the shortest piece before: 5 elements in
     four pieces give an empty one, 4 elements don't.
@@ -157,7 +158,8 @@ def lengths(length: int, parts: Sequence[int]) -> set[int]:
 
 
 def _chunk_lengths(length: int, parts: int) -> set[int]:
-    """Return the different lengths when `length` elements are cut once."""
+    """Return the different lengths when `length` elements are cut once into `parts`
+    pieces, 0 among them if some piece is empty."""
     step = -(-length // parts)
     if step * parts == length:
         return {step}
@@ -181,7 +183,7 @@ def runs(length: int, parts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _runs(length: int, parts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield runs that may have neighbours of the same length."""
+    """Yield the runs of `runs`, except that neighbours may have the same length."""
     pieces = math.prod(parts)
     # Even cuts in constant time; there may be 131,072 pieces.
     if length % pieces == 0:
@@ -414,10 +416,10 @@ class Regions(_RegionsFields):
     @cached_property
     def most(self) -> int:
         """The elements of the largest box."""
-        return math.prod(self.longest)
+        return math.prod(self.largest_shape)
 
     @cached_property
-    def longest(self) -> tuple[int, ...]:
+    def largest_shape(self) -> tuple[int, ...]:
         """The shape of the largest box: along each dim, the first chunk of the first
         chunk and so on."""
         cuts = zip(self.shape, self.orders)
@@ -427,7 +429,8 @@ class Regions(_RegionsFields):
         self, box: Box, ranges: Sequence[range], origin: Sequence[int] | None = None
     ) -> Iterator[tuple[list[int], Box]]:
         """Yield who holds which part of a box: a coordinate, and its part. Parts come
-        in row-major order of their place in the tensor.
+        in row-major order of their place in the tensor; none is empty, and an empty box
+        has none.
 
         The time is proportional to the number of parts, not to the number of
         coordinates.
@@ -437,8 +440,8 @@ class Regions(_RegionsFields):
             ranges: for each axis, the coordinates to look at. Along an axis that
                 doesn't shard, all coordinates hold the same, so only the first
                 coordinate of its range is yielded.
-            origin: the element that is at 0 in the parts; the tensor's first element
-                if not given.
+            origin: the element that is at 0 in the parts; the tensor's first element if
+                not given.
         """
         zero = (0,) * len(self.shape) if origin is None else origin
         dims = [
@@ -465,7 +468,13 @@ class Regions(_RegionsFields):
         self, dim: int, start: int, length: int, ranges: Sequence[range], zero: int
     ) -> list[Chunk]:
         """Return the pieces of a dim that overlap an interval, in ascending order and
-        cut down to it."""
+        cut down to it. None for an empty interval.
+
+        Args:
+            start, length: the interval, in elements of the global tensor.
+            ranges: for each axis, the coordinates to look at.
+            zero: the element that is at 0 in the pieces.
+        """
         cuts = [(axis, self.sizes[axis], ranges[axis]) for axis in self.orders[dim]]
         # An empty box is nowhere, so nobody holds a part of it.
         if not length:
@@ -479,7 +488,7 @@ class Regions(_RegionsFields):
 
     @cached_property
     def is_even(self) -> bool:
-        """True if all boxes have the same size."""
+        """True if all dims are cut evenly, so that all boxes have the same shape."""
         cuts = zip(self.shape, self.orders)
         return all(
             length % math.prod([self.sizes[axis] for axis in order]) == 0
@@ -510,11 +519,13 @@ class Regions(_RegionsFields):
         )
 
     def cut(self, orders: Iterable[tuple[int, ...]]) -> Regions:
-        """Return the same tensor with the same reductions, cut in other orders."""
+        """Return the same tensor with the same reductions, cut in other orders, one for
+        each dim. They aren't checked."""
         return Regions(self.shape, self.sizes, tuple(orders), self.partial)
 
     def without_pending(self, axes: Collection[int]) -> Regions:
-        """Return the same boxes, with no reduction pending over `axes`."""
+        """Return these regions with no reduction pending over `axes`. The boxes
+        stay."""
         partial = tuple(
             [None if a in axes else op for a, op in enumerate(self.partial)]
         )
@@ -590,7 +601,7 @@ def _chunks(
             yield part_start, part_length, ((axis, coordinate), *inner_coordinates)
 
 
-def common(old: tuple[int, ...], new: tuple[int, ...]) -> int:
+def common_prefix(old: tuple[int, ...], new: tuple[int, ...]) -> int:
     """Return the number of axes, from the outermost on, that two orders have in
     common."""
     depth, most = 0, min(len(old), len(new))
@@ -621,7 +632,13 @@ def _check(
     ndim: int,
     sizes: tuple[int, ...],
 ) -> None:
-    """Refuse placements that are wrong, or whose reduction isn't in `OPS`."""
+    """Check the placements of a spec, as `Regions.of` takes them.
+
+    Raises:
+        ValueError: a wrong number of placements, a dim out of range, or different
+            reductions in one tensor. A sum and an average may mix.
+        NotPlanned: a reduction isn't in `OPS`.
+    """
     if not len(dims) == len(ops) == len(sizes):
         got = f"{len(dims)} dims and {len(ops)} reductions"
         raise ValueError(
@@ -651,7 +668,13 @@ def _orders(
     ndim: int,
     sizes: tuple[int, ...],
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the orders that placements and split factors express."""
+    """Return the orders that placements and split factors express: for each dim, the
+    axes that cut it, outer to inner.
+
+    Raises:
+        NotPlanned: a split factor isn't the product of the sizes of later axes on its
+            dim.
+    """
     # From the last axis to the first: a plain shard cuts before all later axes of its
     # dim, a strided one after those whose sizes multiply to its split factor.
     orders: list[list[int]] = [[] for _ in range(ndim)]
@@ -663,7 +686,16 @@ def _orders(
 
 
 def _depth(order: list[int], sizes: tuple[int, ...], factor: int, axis: int) -> int:
-    """Return how many axes of the order cut before a shard with this split factor."""
+    """Return how many axes of the order cut before a shard with this split factor.
+
+    Args:
+        order: the later axes on the dim, outer to inner.
+        axis: the axis of the shard, for the message.
+
+    Raises:
+        NotPlanned: the factor isn't the product of the sizes of the first of these
+            axes.
+    """
     for depth in range(len(order) + 1):
         if math.prod(sizes[a] for a in order[:depth]) == factor:
             return depth
@@ -679,7 +711,14 @@ def _given_orders(
     sizes: tuple[int, ...],
 ) -> tuple[tuple[int, ...], ...]:
     """Return an explicit shard order without axes of size 1, checked against the
-    placements."""
+    placements.
+
+    Args:
+        mesh_orders: for each dim, the axes that the placements cut it by, ascending.
+
+    Raises:
+        ValueError: the order of a dim doesn't list just these axes.
+    """
     given = dict(shard_order)
     orders = tuple(
         tuple(a for a in given.get(dim, ()) if sizes[a] > 1)

@@ -35,7 +35,7 @@ from .regions import (
     OPS,
     NotPlanned,
     Regions,
-    common,
+    common_prefix,
     lengths,
     longest,
     same_pieces,
@@ -91,7 +91,7 @@ def crossed(before: Regions, after: Regions) -> frozenset[int]:
     for dim, (old, new) in enumerate(zip(before.orders, after.orders)):
         if old == new:
             continue
-        depth = common(old, new)
+        depth = common_prefix(old, new)
         inner = old[depth:]
         # On the axes that cut the dim before, a piece has one coordinate. If an axis
         # doesn't cut the dim after, ranks at all its coordinates want the piece. If it
@@ -139,20 +139,20 @@ def _crosses(
 
 
 def misplaced(before: Regions, after: Regions) -> frozenset[int]:
-    """Return the axes whose cuts must be undone: on each dim, all from the outermost
-    cut on that `after` doesn't have at that depth."""
+    """Return the axes whose cuts in `before` must be undone: on each dim, all from the
+    outermost cut on that `after` doesn't have at that depth."""
     return frozenset(
         [
             a
             for old, new in zip(before.orders, after.orders)
-            for a in old[common(old, new) :]
+            for a in old[common_prefix(old, new) :]
         ]
     )
 
 
 def cut_toward(before: Regions, toward: Regions, allowed: Collection[int]) -> Regions:
-    """Cut `before` further by the allowed axes, as long as each cut is one of `toward`,
-    too. If the allowed axes are free, that needs no communication."""
+    """Return `before` cut further by the allowed axes, as long as each cut is one of
+    `toward`, too. If the allowed axes are free, that needs no communication."""
     if not allowed:
         return before
     orders = []
@@ -175,9 +175,11 @@ def move(
     limit: float = math.inf,
 ) -> tuple[Step, ...]:
     """Return the best plan from `before` to `after`, whose pending reductions are the
-    same.
+    same. No steps if the regions are equal.
 
-    It has at most `limit` collectives, unless the groups at hand force more.
+    Args:
+        limit: the plan has at most so many collectives, unless the groups at hand force
+            more.
     """
     axes = crossed(before, after)
     if not axes:
@@ -201,7 +203,12 @@ def move(
 def _in_one(
     before: Regions, after: Regions, axes: frozenset[int], groups: Groups
 ) -> Iterator[tuple[Step, ...]]:
-    """Yield the plans with one collective."""
+    """Yield the plans with one collective, some after a narrow; none if the groups at
+    hand allow none.
+
+    Args:
+        axes: what `crossed` returns for these regions; not empty.
+    """
     # Narrow first, which is a view: then only the axes of the group cut what is left.
     narrow = cut_toward(before, after, before.free)
     first = () if narrow == before else (Narrow(before, narrow),)
@@ -271,7 +278,9 @@ def _one_group_at_a_time(
 def next_collective(
     now: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost
 ) -> tuple[tuple[Step, ...], Regions]:
-    """Return one collective on the way to `after`, and the regions after it."""
+    """Return one collective on the way to `after`, perhaps after a narrow, and the
+    regions after it. Only a narrow if the cuts that it undoes cross no axis. Call it
+    while `crossed(now, after)` isn't empty."""
     then = _next_boxes(now, after, groups)
     axes = crossed(now, then)
     if not axes:
@@ -323,7 +332,7 @@ def _unblocked(now: Regions, after: Regions, group: tuple[int, ...]) -> int:
     target wants."""
     dims = 0
     for old, new in zip(now.orders, after.orders):
-        depth = common(old, new)
+        depth = common_prefix(old, new)
         dims += depth < len(new) and not set(old[depth:]).isdisjoint(group)
     return dims
 
@@ -334,7 +343,7 @@ def _without(now: Regions, after: Regions, group: tuple[int, ...]) -> Regions:
     `after` have in common."""
     orders = []
     for old, new in zip(now.orders, after.orders):
-        depth, keep = len(old), common(old, new)
+        depth, keep = len(old), common_prefix(old, new)
         while depth > keep and old[depth - 1] in group:
             depth -= 1
         orders.append(old[:depth])
@@ -377,7 +386,8 @@ class Scatters:
 
     def cuts(self, narrow: Regions) -> Iterator[Regions]:
         """Yield different cuts of `narrow` along all the axes: as the target has them,
-        and the remaining axes anywhere."""
+        and the remaining axes anywhere. Yields at least one, and notes in `tried` which
+        dims it cut."""
         start = cut = narrow.without_pending(self.axes)
         candidates: list[Regions] = []
         for toward in dict.fromkeys(
@@ -411,21 +421,22 @@ class Scatters:
 
     def spread(self, regions: Regions, axes: list[int]) -> Regions:
         """Cut further by all these axes, on the dim where the largest box becomes
-        smallest; on the first of equal dims."""
+        smallest; on the first of equal dims. Notes in `tried` which dims it cut."""
         if not axes:
             return regions
         cuts, parts = [], self.groups.count(axes)
         for dim in self._dims():
             cuts.append(self._cut_on(regions, dim, axes))
-            if regions.longest[dim] % parts == 0:
+            if regions.largest_shape[dim] % parts == 0:
                 # An even cut: no other dim gives a smaller box.
                 return cuts[-1]
         return min(cuts, key=lambda cut: cut.most)
 
     def movable(self, start: Regions, axes: frozenset[int]) -> Iterator[Regions]:
         """Yield different cuts of `start` along all these axes from which one
-        collective leads to the target, with the groups at hand. Which axes talk in it
-        depends on the dim that they cut, and on their order there."""
+        collective leads to the target, with the groups at hand; perhaps none. Which
+        axes talk in it depends on the dim that they cut, and on their order there.
+        Notes in `tried` which dims it cut."""
         candidates: list[Regions] = []
         for (last, first), dim in itertools.product(_ORDERS, self._dims()):
             order = sorted(
@@ -483,7 +494,7 @@ class Reduction:
         if self.axes.isdisjoint(self.after.sharded) and not self.crossed:
             return next(self._plans())
         if self.axes.issubset(self.after.sharded):
-            head, now = next(self.scattered())
+            head, now = next(self.scatter_then_move())
             if (
                 len(head) == 1
                 and now == self.after
@@ -498,8 +509,9 @@ class Reduction:
         )
 
     def _plans(self) -> Iterator[Steps]:
-        """Yield a plan for each way to begin: the beginning, and the move that
-        follows."""
+        """Yield the plans to choose from: each beginning of each way, with the move
+        that follows it. Plans with more collectives than `_most_collectives` allows are
+        left out."""
         most = self._most_collectives()
         for way in self._ways():
             for head, now in way():
@@ -514,10 +526,10 @@ class Reduction:
         """Return the ways to begin. Among plans of equal cost, the first one is
         taken."""
         return (
-            self.whole,
-            self.part_whole,
-            self.scattered,
-            self.moved_first,
+            self.reduce_then_move,
+            self.scatter_then_reduce,
+            self.scatter_then_move,
+            self.move_then_reduce,
             partial(reduce_by_one_exchange, self),
             partial(reduce_group_by_group, self),
             partial(reduce_parts_by_exchange, self),
@@ -543,7 +555,7 @@ class Reduction:
             step.before == self.before and step.ranks * step.chunk == self.before.most
         )
 
-    def whole(self) -> Iterator[Beginning]:
+    def reduce_then_move(self) -> Iterator[Beginning]:
         """All-reduce what each rank has, then move."""
         for narrow in self.scatters.narrowed():
             yield (
@@ -551,7 +563,7 @@ class Reduction:
                 narrow.without_pending(self.axes),
             )
 
-    def scattered(self) -> Iterator[Beginning]:
+    def scatter_then_move(self) -> Iterator[Beginning]:
         """Reduce-scatter, so that each rank keeps one part along all the axes; then
         move or gather the parts."""
         for narrow in self.scatters.narrowed():
@@ -559,9 +571,10 @@ class Reduction:
             for cut in self.scatters.cuts(narrow):
                 yield (*first, *self._reduce_scatter(narrow, cut, self.axes)), cut
 
-    def part_whole(self) -> Iterator[Beginning]:
+    def scatter_then_reduce(self) -> Iterator[Beginning]:
         """Reduce-scatter over the axes that cut the target, then all-reduce the smaller
-        result over the other axes."""
+        result over the other axes. Yields nothing unless there are axes of both kinds,
+        and if the move that follows would be a third collective."""
         first = self.axes & self.after.sharded
         rest = self.axes - first
         if not (first and rest):
@@ -578,8 +591,10 @@ class Reduction:
                 cut.without_pending(rest),
             )
 
-    def moved_first(self) -> Iterator[Beginning]:
-        """Move into boxes from which the target can be cut, then reduce there."""
+    def move_then_reduce(self) -> Iterator[Beginning]:
+        """Move into boxes from which the target can be cut, then reduce there: by a
+        reduce-scatter if all axes of the reduction cut the target, else by all-reduces.
+        Yields nothing if no move is needed."""
         inner = self.before.cut(
             [_until(order, self.axes) for order in self.after.orders]
         )
@@ -607,7 +622,8 @@ class Reduction:
     def all_reduce(
         self, before: Regions, narrow: Regions, axes: frozenset[int]
     ) -> Steps:
-        """All-reduce the part in `narrow`, by as few groups as cover these axes."""
+        """Return the steps that all-reduce the part in `narrow`, by as few groups as
+        cover these axes, after a narrow where it isn't all of `before`."""
         steps: list[Step] = [] if narrow == before else [Narrow(before, narrow)]
         for group in self.groups.cover(axes):
             then = narrow.without_pending(group)
@@ -618,9 +634,9 @@ class Reduction:
     def _reduce_scatter(
         self, before: Regions, cut: Regions, axes: frozenset[int]
     ) -> Steps:
-        """Reduce-scatter into `cut`, which cuts `before` further by `axes` and perhaps
-        by free axes. Without the joint group that takes one group after the other,
-        outer cuts first."""
+        """Return the steps that reduce-scatter into `cut`, which cuts `before` further
+        by `axes` and perhaps by free axes. Without the joint group that takes one group
+        after the other, outer cuts first."""
         if self.groups.has(axes):
             return (ReduceScatter(before, cut, tuple(sorted(axes)), self.op),)
         steps: list[Step] = []
@@ -653,14 +669,16 @@ class Reduction:
 
 
 def _until(order: tuple[int, ...], stops: frozenset[int]) -> tuple[int, ...]:
-    """Return the order up to the first of these axes."""
+    """Return the order before the first of its axes that is among `stops`; the whole
+    order if none is."""
     depth = next((i for i, axis in enumerate(order) if axis in stops), len(order))
     return order[:depth]
 
 
 def reduce_by_one_exchange(reduction: Reduction) -> Iterator[Beginning]:
     """All-to-all that brings each rank all terms of what it wants; the rank reduces
-    them itself. That is best where each rank wants little.
+    them itself. That is best where each rank wants little. Yields nothing without a
+    group over all axes that talk.
 
     For example, a (16, 16) tensor of 4-byte elements goes from R·S0·P to R·S1·S1 on (2,
     2, 2). This is all_to_all(b,c) sum 384 B; without this function it would be
@@ -671,7 +689,7 @@ def reduce_by_one_exchange(reduction: Reduction) -> Iterator[Beginning]:
 
 
 def _exchanges(reduction: Reduction, then: Regions) -> Iterator[Beginning]:
-    """Yield the all-to-alls to these boxes that bring each rank all terms.
+    """Yield the all-to-alls to the boxes of `then` that bring each rank all terms.
 
     The terms of an average are divided before they are sent: their sum may overflow
     float16.
@@ -697,7 +715,8 @@ def _exchanges(reduction: Reduction, then: Regions) -> Iterator[Beginning]:
 def reduce_group_by_group(reduction: Reduction) -> Iterator[Beginning]:
     """Reduce-scatter as soon as a cut of the target fits. If none fits, all-reduce at
     once, or move until one does. Axes that don't cut the target are all-reduced at the
-    end.
+    end. Yields nothing if there is a group over all axes that talk: then other ways
+    take two collectives at most.
 
     For example, a (64, 64) tensor of 4-byte elements goes from P·P·S0 to S0·R·S1 on (2,
     2, 2). Without joint groups this is all_to_all(c), reduce_scatter(a), all_reduce(b),
@@ -756,7 +775,7 @@ def reduce_parts_by_exchange(reduction: Reduction) -> Iterator[Beginning]:
         return
     orders = zip(reduction.before.orders, reduction.after.orders)
     start = reduction.before.cut(
-        [old[: common(old, new)] for old, new in orders]
+        [old[: common_prefix(old, new)] for old, new in orders]
     ).without_pending(reduction.axes)
     wanted = cut_toward(start, reduction.after, start.free)
     first = reduction.scatters.spread(wanted, sorted(group - wanted.sharded))
@@ -813,11 +832,17 @@ def plan_at_once(
     cost: Cost,
     tried: set[int] | None = None,
 ) -> tuple[Step, ...]:
-    """Return the plan before large steps are split into rounds.
+    """Return the plan before large steps are split into rounds. The arguments are those
+    of `plan`.
 
     Args:
         tried: if given, the dims that `Scatters` cut in some candidate are added. None
             are added where the target has new terms.
+
+    Raises:
+        ValueError: source and target are of different tensors or meshes.
+        NotPlanned: the target has a pending reduction that can't be made from the
+            source.
     """
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(
@@ -836,7 +861,15 @@ def _plan_with_terms(
     cost: Cost,
     tried: set[int] | None,
 ) -> tuple[Step, ...]:
-    """Plan a change in which values may become terms of a pending reduction."""
+    """Plan a change in which values may become terms of a pending reduction.
+
+    Args:
+        tried: see `plan_at_once`.
+
+    Raises:
+        NotPlanned: the target has a pending reduction that can't be made from the
+            source.
+    """
     new_terms = _new_terms(source, target)
     if not new_terms:
         return _reduce_and_move(source, target, have, itemsize, cost, tried)
@@ -934,8 +967,8 @@ def _embed_first(
 
 
 def _with_terms(now: Regions, target: Regions, axes: frozenset[int]) -> Regions:
-    """Make values pending as they are in the target, over those of the axes that don't
-    cut any more."""
+    """Return `now` with values pending as they are in the target, over those of the
+    axes that don't cut any more."""
     terms = axes - now.sharded
     partial = tuple(
         [
@@ -947,14 +980,15 @@ def _with_terms(now: Regions, target: Regions, axes: frozenset[int]) -> Regions:
 
 
 def _without_innermost(order: tuple[int, ...], axes: frozenset[int]) -> tuple[int, ...]:
-    """Return the order without its innermost axes, as long as they are these axes."""
+    """Return the order without its innermost axes, as long as they are among `axes`."""
     while order and order[-1] in axes:
         order = order[:-1]
     return order
 
 
 def _until_innermost(order: tuple[int, ...], axes: frozenset[int]) -> tuple[int, ...]:
-    """Return the order up to the last of these axes; the whole order if it has none."""
+    """Return the order up to the last of its axes that is among `axes`; the whole order
+    if none is."""
     last = max(
         [depth for depth, axis in enumerate(order) if axis in axes],
         default=len(order) - 1,
@@ -970,7 +1004,11 @@ def _reduce_and_move(
     cost: Cost,
     tried: set[int] | None = None,
 ) -> tuple[Step, ...]:
-    """Plan a change that makes no new terms."""
+    """Plan a change that makes no new terms.
+
+    Args:
+        tried: see `plan_at_once`.
+    """
     ended = source.pending - target.pending
     if not ended:
         return move(source, target, groups, itemsize, cost)
@@ -1036,7 +1074,12 @@ def line(
 
 
 def _step_text(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
-    """Return one step of a plan as text."""
+    """Return one step of a plan as text. The bytes are those that the busiest rank
+    receives.
+
+    Args:
+        names: the names of the axes; a, b, c and so on without them.
+    """
     name = NAMES[type(step)]
     if isinstance(step, Divide):
         return f"{name} by {step.by}"
@@ -1052,7 +1095,7 @@ def _step_text(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
 
 def flatten_call(axes: Sequence[int], names: Names) -> str:  # overlay only
     """Return the call on a mesh with these axis names that makes a group over several
-    axes.
+    axes. Without names, a description of the group.
 
     >>> flatten_call((0, 1), ("dp", "cp", "tp"))
     'mesh["dp", "cp"].flatten("dp_cp")'

@@ -63,7 +63,8 @@ def shared_plan(
     cost: Cost = Cost(),
 ) -> Steps:
     """Like `plan`, but all tensors that are cut evenly and have about as many bytes
-    share one plan, except for its rounds."""
+    share one plan, except for its rounds. The plans that are shared are remembered.
+    Raises as `plan` does."""
     shape = before.shape
     parts, known = _forms(on_shape(before, ()), on_shape(after, ()), groups, cost)
     if parts and 0 not in shape and is_multiple(shape, parts):
@@ -87,7 +88,12 @@ def plan_form(
     cost: Cost,
 ) -> Steps | None:
     """Return the plan of the form, with elements of `1 << power` bytes. None if the
-    search tried other dims to cut on the way."""
+    search tried other dims to cut on the way. Raises as `plan` does.
+
+    Args:
+        parts: the shape of the form.
+        groups: the sets of axes that have a joint group; None for all sets.
+    """
     tried: set[int] = set()
     steps = plan_at_once(
         on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost, tried
@@ -104,7 +110,12 @@ def _forms(
     groups: frozenset[tuple[int, ...]] | None,
     cost: Cost,
 ) -> Forms:
-    """Return the shared plans of a change; its regions have no shape."""
+    """Return the shared plans of a change. Cached: the plans that are entered in it are
+    there at the next call.
+
+    Args:
+        before, after: regions without a shape, see `on_shape`.
+    """
     return Forms(rounded_parts(before, after), {})
 
 
@@ -136,8 +147,8 @@ def rounded_parts(before: Regions, after: Regions) -> tuple[int, ...] | None:
 
 
 def nearest_power(number: int) -> int:
-    """Return the exponent of the power of two with the nearest ratio: 11 is nearer to
-    8, 12 to 16."""
+    """Return the exponent of the power of two with the nearest ratio to a number of at
+    least 1: 11 is nearer to 8, 12 to 16."""
     return (number * number).bit_length() // 2
 
 
@@ -150,7 +161,7 @@ def plan_and_parts(
 ) -> tuple[Steps, tuple[int, ...]]:
     """Return the plan without rounds, and for each dim how many parts this plan or one
     that it was chosen from cuts it into; 1 if none cuts it. If all lengths are
-    multiples of these parts, all these plans cut evenly."""
+    multiples of these parts, all these plans cut evenly. Raises as `plan` does."""
     tried: set[int] = set()
     steps = plan_at_once(before, after, itemsize, groups, cost, tried)
     moving = [step for step in steps if not isinstance(step, Divide)]
@@ -185,7 +196,8 @@ def is_multiple(shape: Sequence[int], parts: Sequence[int]) -> bool:
 
 
 def step_on_shape(step: Step, shape: tuple[Any, ...]) -> Step:
-    """Return the same step on a tensor of another shape."""
+    """Return the same step on a tensor of another shape, which may have symbols. The
+    number of rounds stays."""
     if isinstance(step, Divide):
         return step
     return dataclasses.replace(
@@ -194,7 +206,8 @@ def step_on_shape(step: Step, shape: tuple[Any, ...]) -> Step:
 
 
 def on_shape(regions: Regions, shape: tuple[Any, ...]) -> Regions:
-    """Return the same cuts of a tensor of another shape."""
+    """Return the same cuts of a tensor of another shape, which may have symbols. ()
+    gives cuts without a shape, as a key."""
     return Regions(shape, *regions[1:])
 
 
@@ -259,7 +272,8 @@ class Watched(Cost):
         )
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
-        """Choose as `Cost.fastest` does, and record the ranges."""
+        """Choose as `Cost.fastest` does, and add to `ranges` one range for each other
+        plan."""
         chosen = Cost.fastest(self, plans, itemsize)
         self.ranges.extend(
             self._faster(chosen, plan, itemsize) for plan in plans if plan is not chosen
@@ -267,14 +281,16 @@ class Watched(Cost):
         return chosen
 
     def range(self) -> Range:
-        """Return the factors for which all choices stay the same."""
+        """Return by which factors the number of elements may change so that all choices
+        that were recorded stay the same."""
         common = Range()
         for factors in self.ranges:
             common = common.meet(factors)
         return common
 
     def _faster(self, one: Steps, other: Steps, itemsize: int) -> Range:
-        """Return the size factors for which `one`, which was chosen, stays faster.
+        """Return by which factors the number of elements may change so that `one`,
+        which was chosen, stays faster.
 
         If both plans take as long by the same terms, it stays chosen for all sizes:
         other criteria than the seconds decide. A tie of different terms gives only the
@@ -316,7 +332,7 @@ def guards(
 ) -> Guards:
     """Return which sizes have the plan that `shared_plan` returns for these regions,
     with as many rounds. For symbolic lengths that aren't multiples of the parts no plan
-    is known."""
+    is known. Raises as `plan` does."""
     shape = before.shape
     elements = math.prod(shape)
     parts = rounded_parts(before, after)
@@ -364,8 +380,8 @@ def _bytes_of_powers(factors: Range, power: int) -> tuple[int, int]:
 
 
 def _same_rounds(steps: Steps, itemsize: int, cost: Cost) -> Range:
-    """Return the factors for which each step has the same number of rounds, see
-    `in_rounds`."""
+    """Return by which factors the number of elements may change so that each step keeps
+    its number of rounds, see `in_rounds`."""
     factors, tensor_bytes = Range(), bytes_of(steps, itemsize)
     for step, is_view in with_views(steps):
         if not isinstance(step, (AllToAll, ReduceScatter)):

@@ -205,8 +205,8 @@ class Exchange(_ExchangeFields):
         return tied
 
     def cuts(self, order: Iterable[int]) -> list[Digit]:
-        """Return the digits of these axes in their order; per axis the most significant
-        first."""
+        """Return the digits of the axes in this order; per axis the most significant
+        first. Axes of size 1 have none."""
         return [digit for axis in order for digit in self._digits(axis)]
 
     def _digits(self, axis: int) -> Iterator[Digit]:
@@ -218,7 +218,7 @@ class Exchange(_ExchangeFields):
 
 
 def primes(number: int) -> list[int]:
-    """Return the prime factors of a number, in ascending order.
+    """Return the prime factors of a number, in ascending order; none of 1.
 
     >>> primes(12)
     [2, 2, 3]
@@ -302,15 +302,15 @@ class Collective(_Change):
         return list(itertools.product(*self._ranges(coordinate, self.axes)))
 
     def member(self, coordinate: Coordinate) -> int:
-        """Return the number of a coordinate in `members`."""
+        """Return the number of a coordinate in `members`: its place in the group."""
         number = 0
         for axis in self.axes:
             number = number * self.before.sizes[axis] + coordinate[axis]
         return number
 
     def _ranges(self, coordinate: Coordinate, axes: Collection[int]) -> list[range]:
-        """Return, for each axis, a range: together the coordinates that differ from
-        this one only on these axes."""
+        """Return, for each axis of the mesh, a range: together the coordinates that
+        differ from this one only on these axes."""
         sizes = enumerate(self.before.sizes)
         return [
             range(n) if a in axes else range(coordinate[a], coordinate[a] + 1)
@@ -320,8 +320,13 @@ class Collective(_Change):
     def _pieces_by_member(
         self, coordinate: Coordinate, whole: Box, parts: Regions
     ) -> list[Piece]:
-        """Return the part of a box of this rank that each member holds by `parts`.
-        Members with an empty part are left out."""
+        """Return the part of a box of this rank that each member holds by `parts`, in
+        the order of the members. Members with an empty part are left out.
+
+        Args:
+            whole: the box. The pieces are counted from its first element.
+            parts: the regions that say what each member holds.
+        """
         holders = _holders_of(whole, parts, self._ranges(coordinate, self.axes))
         return sorted([Piece(self.member(holder), box) for holder, box in holders])
 
@@ -434,9 +439,9 @@ class AllToAll(Collective):
         ]
 
     def receives(self, coordinate: Coordinate) -> list[Piece]:
-        """Return where the part from each member goes, this rank included, in the same
-        order. All ranks reduce the terms in this order, so all get the same bits. The
-        first term is written, the others are reduced into it."""
+        """Return where the part from each member goes, this rank included. Pieces are
+        sorted as in `sends`. All ranks reduce the terms in this order, so all get the
+        same bits. The first term is written, the others are reduced into it."""
         parts = self._pieces_by_peer(coordinate, self.after, self.before)
         return [
             Piece(self.member(peer), box, any(peer[a] for a in self.reduced))
@@ -446,7 +451,9 @@ class AllToAll(Collective):
     def _pieces_by_peer(
         self, coordinate: Coordinate, mine: Regions, theirs: Regions
     ) -> list[tuple[list[int], Box]]:
-        """Return the part of this rank's box in `mine` that each peer has in `theirs`.
+        """Return the part of this rank's box in `mine` that each peer has in `theirs`,
+        by the coordinate of the peer. Parts are counted from the first element of the
+        box.
 
         From R·S0 to S0·R on (2, 2), the nearest peers of (0, 1) are (0, 0) and itself;
         on the diagonal they are (1, 0) and itself. If one rank is a peer of another,
@@ -481,8 +488,11 @@ def _holders_of(
     mine: Box, theirs: Regions, ranges: list[range]
 ) -> Iterator[tuple[list[int], Box]]:
     """Yield who holds a part of my box by `theirs`, and the part, counted from the
-    first element of my box. Only coordinates in these ranges count; those without a
-    part are left out."""
+    first element of my box. Ranks without a part are left out.
+
+    Args:
+        ranges: for each axis, the coordinates to look at.
+    """
     replicated = [
         axis
         for axis, coordinates in enumerate(ranges)

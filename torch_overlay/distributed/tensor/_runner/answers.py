@@ -59,10 +59,12 @@ def find_answer(
     forced: bool | None,
 ) -> Answer:
     """Return a program for this local tensor, ready to run, or the reason why there is
-    none.
+    none. A new answer is remembered, and a new plan is logged.
 
     Args:
+        mesh: the mesh of `source`, as a real `DeviceMesh`.
         local: the local tensor; its class, dtype and shape matter, its values don't.
+        async_op: the caller doesn't wait for the last collective.
         forced: the caller's ``use_graph_based_transform``.
 
     Raises:
@@ -91,7 +93,8 @@ def _answer_open_sizes(
     target: DTensorSpec,
     async_op: bool,
 ) -> Answer:
-    """Return the answer for a tensor some of whose sizes are symbols.
+    """Return the answer for a tensor some of whose sizes are symbols. Raises as
+    `find_answer` does.
 
     A pure reduction has one program for all sizes. Any other change is planned for the
     sizes that the compiler traces with, and guarded: other sizes that pass the guards
@@ -155,8 +158,8 @@ def _only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
 
 
 def _multiple(size: Any, parts: int) -> Any:
-    """Return the same size, written as a multiple of `parts`: then its symbolic
-    quotient by `parts` needs no rounding."""
+    """Return the same size, written as a multiple of `parts`, which it must be: then
+    its symbolic quotient by `parts` needs no rounding."""
     return size if isinstance(size, int) or parts == 1 else parts * (size // parts)
 
 
@@ -192,7 +195,13 @@ def _conditions(
 
 
 def find_or_make_answer(question: Question, mesh: DeviceMesh) -> Answer:
-    """Return the remembered answer to a question, or make and remember it."""
+    """Return the remembered answer to a question, or make and remember it. `CACHED`
+    answers are kept; at the next one all are forgotten.
+
+    Raises:
+        RuntimeError: a process group that the plan needs was destroyed. Nothing is
+            remembered then.
+    """
     answers = shared_state(mesh).remembered.answers
     answer = answers.get(question)
     if answer is None:
@@ -207,7 +216,11 @@ def find_or_make_answer(question: Question, mesh: DeviceMesh) -> Answer:
 
 def _make_answer(question: Question, mesh: DeviceMesh) -> Answer:
     """Plan, log the plan and look up its process groups; a Fallback if that isn't
-    possible."""
+    possible.
+
+    Raises:
+        RuntimeError: a process group that the plan needs was destroyed.
+    """
     try:
         program = make_program(question, mesh)
         tell(program)
@@ -250,7 +263,11 @@ def _check_local_shape(answer: Answer, local: torch.Tensor) -> Answer:
 
 
 def forget_answers(_: None = None) -> None:  # overlay only
-    """Forget the answers and looked-up groups of all meshes."""
+    """Forget the answers and looked-up groups of all meshes.
+
+    Args:
+        _: not used. It lets the function undo itself as a patch.
+    """
     for shared in list(states):
         shared.remembered = Remembered()
 
@@ -262,12 +279,12 @@ _counted: Counter[str] = Counter()  # overlay only
 
 
 def count_run() -> None:  # overlay only
-    """Count a redistribution that runs by a program."""
+    """Count a redistribution that runs by a program, for `counters`."""
     _counted["planned"] += 1
 
 
 def count_fallback(reason: str) -> None:  # overlay only
-    """Count a redistribution that runs step by step."""
+    """Count a redistribution that runs step by step, for `counters`, by its reason."""
     _counted[f"torch: {_general_reason(reason)}"] += 1
 
 

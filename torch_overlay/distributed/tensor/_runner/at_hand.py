@@ -103,12 +103,12 @@ class AtHand(NamedTuple):
 
     def find(self, mesh: DeviceMesh, axes: tuple[int, ...]) -> Group:
         """Return this rank's process group over some axes. Over one axis, it is the
-        mesh's own group of that axis.
+        mesh's own group of that axis. A group that is found is remembered in `found`.
 
         Raises:
-            RuntimeError: the group was destroyed. This rank can't plan without the
-                group, since the other ranks, which may still have it, would run another
-                plan.
+            RuntimeError: the group was destroyed, or the mesh was loaded in a process
+                that has no such group. This rank can't plan without the group, since
+                the other ranks, which may still have it, would run another plan.
             NotPlanned: there is no such group, which `joint` tells beforehand; or it
                 has other ranks than the mesh.
         """
@@ -127,7 +127,12 @@ def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
 
 
 def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
-    """Return the process groups at hand on a mesh, remembered for its site."""
+    """Return the process groups at hand on a mesh, remembered for its site.
+    `REMEMBERED` sites are kept; at the next one all are forgotten.
+
+    Args:
+        site: of this mesh, see `Site.of`.
+    """
     known = shared_state(mesh).remembered.at_hand
     groups = known.get(site)
     if groups is None:
@@ -146,8 +151,8 @@ def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
 
 def has_known_backends(mesh: DeviceMesh) -> bool:
     """True if the backends of a mesh's process groups are built in. A backend of
-    somebody else may lack collectives that only plans use. All ranks get the same
-    result."""
+    somebody else may lack collectives that only plans use. Groups that were destroyed
+    don't count. All ranks get the same result."""
     groups = [find_group(name) for name in group_names(mesh) or ()]
     return all(
         _backend_class(group, mesh.device_type).__module__.startswith("torch.")
@@ -166,7 +171,14 @@ def _backend_class(group: ProcessGroup, device_type: str) -> type:
 
 
 def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
-    """Find this rank's process group over some axes, and how it orders its ranks."""
+    """Find this rank's process group over some axes, and how it orders its ranks. Over
+    several axes it is the joint group.
+
+    Raises:
+        NotPlanned: there is no such group, or it has other ranks than the mesh.
+        RuntimeError: the group was destroyed, or the mesh was loaded in a process that
+            has no such group.
+    """
     members = _members(mesh, axes)
     name = (
         _axis_group_name(mesh, axes[0])
@@ -198,7 +210,12 @@ def _members(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
 
 
 def _axis_group_name(mesh: DeviceMesh, axis: int) -> str:
-    """Return the name of this rank's process group over one axis."""
+    """Return the name of this rank's process group over one axis.
+
+    Raises:
+        RuntimeError: the mesh was loaded, and this process has no group over these
+            ranks.
+    """
     name = mesh._dim_group_names[axis]
     if name.startswith(UNBOUND):
         # A mesh that was unpickled without its groups has a placeholder as name.

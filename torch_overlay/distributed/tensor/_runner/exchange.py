@@ -117,13 +117,14 @@ def nothing_of(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def flattened(local: torch.Tensor) -> torch.Tensor:
-    """Return all elements in a contiguous flat tensor. `reshape` alone isn't enough: of
-    a single column it makes a view with a stride."""
+    """Return all elements in a contiguous flat tensor; a view if they are that already.
+    `reshape` alone isn't enough: of a single column it makes a view with a stride."""
     return local.reshape(-1).contiguous()
 
 
 def packing(grid: Grid) -> Local:
-    """Make the function from the local tensor to what goes to the members, flat."""
+    """Make the function from the local tensor to what goes to the members, flat. It may
+    return a view."""
     lengths, expanded, order = grid
     if grid.plain:
         return flattened
@@ -135,7 +136,12 @@ def packing(grid: Grid) -> Local:
 
 
 def unpacking(grid: Grid, shape: Sequence[int]) -> Local:
-    """Make the function from what came from the members, flat, to the local tensor."""
+    """Make the function from what came from the members, flat, to the local tensor. It
+    may return a view.
+
+    Args:
+        shape: of the local tensor.
+    """
     lengths, _, order = grid
     if grid.plain:
         return lambda flat: flat.view(shape)
@@ -145,7 +151,8 @@ def unpacking(grid: Grid, shape: Sequence[int]) -> Local:
 def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
     """Like `unpacking`, but saves memory where the outermost dims of what arrived are
     in place already. If the blocks within these dims are large, each is permuted by
-    itself, inside the received tensor, so that a large tensor doesn't exist twice."""
+    itself, inside the received tensor, so that a large tensor doesn't exist twice. The
+    received tensor is overwritten then."""
     lengths, _, order = grid
     in_place_dims = next((i for i, dim in enumerate(order) if i != dim), len(order))
     blocks = math.prod(lengths[:in_place_dims])
@@ -183,8 +190,9 @@ def assembled(
 
     Args:
         pieces: the offset and the box of each block; the block without an offset is
-            `kept`.
+            `kept`. They must cover the shape; none if it has no elements.
         shape: the shape of the result.
+        kept: this rank's own part; None if every block has an offset.
     """
     if not pieces:
         return nothing_of(flat, shape)
@@ -222,7 +230,11 @@ def view_of(
 
 def _in_place(pieces: Blocks, dim: int, shape: Sequence[int]) -> bool:
     """True if boxes that follow one another along a dim lie in the flat tensor as in
-    the result, from its start on."""
+    the result, from its start on.
+
+    Args:
+        shape: of the result.
+    """
     if math.prod(shape[:dim]) != 1:
         return False
     return [at for at, _ in pieces] == [
@@ -278,7 +290,9 @@ def _joined_along(pieces: Blocks, shape: Sequence[int]) -> int | None:
 
 
 def as_bytes(flat: torch.Tensor) -> torch.Tensor:
-    """Return the elements as bytes, in a contiguous tensor."""
+    """Return the elements as bytes, in a contiguous tensor, which shares memory with
+    `flat` where it can. The last dim is as many times longer as an element has bytes;
+    there must be one."""
     plain = flat.resolve_conj().resolve_neg().contiguous()
     # `view` needs stride 1. A last dim of length 1 counts as contiguous with any
     # stride.
@@ -293,7 +307,11 @@ _functional = torch.ops._c10d_functional
 
 
 def _reduce_function(op: str) -> Callable[..., torch.Tensor]:
-    """Return the function that reduces two tensors of terms to one."""
+    """Return the function of torch that reduces two tensors of terms to one.
+
+    Raises:
+        AssertionError: `op` is "avg", which is planned as a sum.
+    """
     name = OPS[op].function
     if name is None:
         raise AssertionError(f"{op} isn't reduced term by term: it is planned as a sum")
@@ -351,7 +369,12 @@ def swap(
     finish: Local,
 ) -> Local:
     """Make the function that exchanges flat tensors, with these splits in elements.
-    Dtypes that backends don't move travel as bytes."""
+    Dtypes that backends don't move travel as bytes.
+
+    Args:
+        send_splits, receive_splits: for each rank of the group, in its order.
+        finish: takes what the collective returns, and waits for it or arranges to.
+    """
 
     def run(flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype in MOVED:
@@ -417,6 +440,9 @@ def landing(
     """Make the function from what arrived to the local tensor.
 
     Args:
+        receives: the pieces, as boxes of the local tensor.
+        receive_splits: elements that come from each rank of the group.
+        shape: of the local tensor.
         own: if given, the part of this member didn't travel; it is the second argument
             of the function.
     """
@@ -434,6 +460,7 @@ def reducing(grid: Grid, axes: int, op: str, shape: Sequence[int]) -> Local:
 
     Args:
         axes: how many of the first dims of the permuted grid are terms.
+        shape: of the local tensor.
     """
     reduce, (lengths, _, order) = _reduce_function(op), grid
     term_indices = list(
@@ -462,7 +489,11 @@ def offsets(
     own: int | None,
 ) -> list[Landing]:
     """Return where each piece lies in what arrived. The piece of the member `own`
-    didn't travel."""
+    didn't travel, and has no offset.
+
+    Args:
+        receive_splits: elements that come from each rank of the group.
+    """
     starts = [0, *itertools.accumulate(receive_splits)]
     return [
         (
@@ -502,8 +533,14 @@ def combine(
     op: str | None,
     kept: torch.Tensor | None,
 ) -> None:
-    """Write or reduce every piece into its box of `whole`, a contiguous tensor. All
-    ranks reduce in one order."""
+    """Write or reduce every piece into its box of `whole`, a contiguous tensor, in
+    place. All ranks reduce in one order.
+
+    Args:
+        flat: what arrived.
+        op: the reduction; None if no piece is added.
+        kept: this rank's own part; None if every piece has an offset.
+    """
     if all(at is None for at, _, _ in pieces) and _are_we_tracing():
         # Nothing that arrived is read. AOTAutograd would drop the exchange as dead
         # code, and the other ranks would wait for this one.
@@ -549,7 +586,11 @@ def all_to_all_by_size(
     step: AllToAll, here: Here, group: Group, finish: Local
 ) -> Stages:
     """Make the functions that pack, exchange and unpack. A large message travels
-    without the rank's own part, a small one as a whole, which takes fewer calls."""
+    without the rank's own part, a small one as a whole, which takes fewer calls.
+
+    Args:
+        finish: takes what the collective returns, and waits for it or arranges to.
+    """
     pack, exchange, land = all_to_all(step, here, group, finish)
     elements = max(here.held.elements, here.wanted.elements)
     # Made when the first large tensor comes: many programs never see one.
@@ -614,7 +655,8 @@ class _Round(NamedTuple):
 
 
 def all_to_all_in_rounds(step: AllToAll, here: Here, group: Group) -> Local:
-    """Make the function that runs a whole all-to-all in rounds."""
+    """Make the function that runs a whole all-to-all in rounds. It waits for the
+    collective of each round."""
     own = step.member(here.coordinate)
     sends = _in_parts(step.sends(here.coordinate), step.rounds)
     receives = _in_parts(step.receives(here.coordinate), step.rounds)
@@ -695,8 +737,8 @@ def _one_round(
 
 
 def reduce_scatter_in_rounds(step: ReduceScatter, here: Here, group: Group) -> Local:
-    """Make the function that runs a whole reduce-scatter in rounds. All its pieces have
-    the same shape."""
+    """Make the function that runs a whole reduce-scatter in rounds, and waits in each.
+    All its pieces must have the same shape."""
     pieces = sorted(
         step.pieces(here.coordinate), key=lambda piece: group.places[piece.member]
     )

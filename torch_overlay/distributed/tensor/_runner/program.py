@@ -109,7 +109,7 @@ def runners(
     Args:
         coordinate: the coordinate of this rank.
         held: the box of this rank in the source.
-        group_of: returns the process group over some axes.
+        group_of: returns the process group over some axes. What it raises is passed on.
     """
     last = last_collective(steps)
     functions: list[Local] = []
@@ -127,12 +127,12 @@ def runners(
     return tuple(functions)
 
 
-def _divide(step: Divide, here: Here) -> Local:
+def _make_divide(step: Divide, here: Here) -> Local:
     """Make the function that divides a local tensor by a number."""
     return lambda local: local / step.by
 
 
-def _narrow(step: Narrow, here: Here) -> Local:
+def _make_narrow(step: Narrow, here: Here) -> Local:
     """Make the function that cuts the wanted box out of a local tensor. It returns a
     view, or an empty tensor that depends on the local tensor if the box is empty.
     """
@@ -144,7 +144,7 @@ def _narrow(step: Narrow, here: Here) -> Local:
     return lambda local: part(local, box)
 
 
-def _embed(step: Embed, here: Here) -> Local:
+def _make_embed(step: Embed, here: Here) -> Local:
     """Make the function that pads a local tensor with zeros to the shape of the new
     one.
     """
@@ -159,6 +159,7 @@ def _embed(step: Embed, here: Here) -> Local:
 
 
 def _wait(tensor: torch.Tensor) -> torch.Tensor:
+    """Wait for a functional collective, and return its result."""
     return _functional.wait_tensor(tensor)
 
 
@@ -168,7 +169,9 @@ def _wait_later(tensor: torch.Tensor) -> torch.Tensor:
     return _wait(tensor) if _are_we_tracing() else AsyncCollectiveTensor(tensor)
 
 
-def _all_reduce(step: AllReduce, here: Here, group: Group, finish: Local) -> Stages:
+def _make_all_reduce(
+    step: AllReduce, here: Here, group: Group, finish: Local
+) -> Stages:
     """Make the one function that all-reduces a local tensor into a new one.
 
     Args:
@@ -191,7 +194,9 @@ def _as_bytes_if_needed(run: Local) -> Local:
     return on_bytes
 
 
-def _all_gather(step: AllGather, here: Here, group: Group, finish: Local) -> Stages:
+def _make_all_gather(
+    step: AllGather, here: Here, group: Group, finish: Local
+) -> Stages:
     """Make the functions that pack a local tensor, all-gather and, unless what arrives
     is the new local tensor already, put the shards in their places.
 
@@ -203,7 +208,7 @@ def _all_gather(step: AllGather, here: Here, group: Group, finish: Local) -> Sta
     # A group in another order than the mesh would put the shards in the wrong places.
     spelled = gathered(step, here.held, here.wanted) if group.in_order else None
     if spelled is not None:
-        return _all_gather_spelled(*spelled, size, group, finish)
+        return _make_all_gather_spelled(*spelled, size, group, finish)
     gather = _as_bytes_if_needed(
         lambda flat: finish(_functional.all_gather_into_tensor(flat, size, group.name))
     )
@@ -222,9 +227,16 @@ def _all_gather(step: AllGather, here: Here, group: Group, finish: Local) -> Sta
     return (flattened if held == chunk else _padded(chunk - held)), gather, land
 
 
-def _all_gather_spelled(
+def _make_all_gather_spelled(
     pack: Local, join: Local | None, size: int, group: Group, finish: Local
 ) -> Stages:
+    """Make the functions of an all-gather that runs on tensors in their own shape.
+
+    Args:
+        pack, join: what `gathered` returns.
+        size: the number of ranks of the group.
+        finish: applied to the result of the collective, for instance to wait for it.
+    """
     gather = _as_bytes_if_needed(
         lambda local: finish(
             _functional.all_gather_into_tensor(local, size, group.name)
@@ -238,7 +250,7 @@ def _padded(more: int) -> Local:
     return lambda local: pad(flattened(local), (0, more))
 
 
-def _all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stages:
+def _make_all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stages:
     """Make the functions that run an all-to-all: one function if the step has several
     rounds, otherwise those that pack, exchange and unpack.
 
@@ -252,15 +264,17 @@ def _all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stag
     return all_to_all_by_size(step, here, group, finish)
 
 
-def _reduce_scatter(
+def _make_reduce_scatter(
     step: ReduceScatter, here: Here, group: Group, finish: Local
 ) -> Stages:
     """Make the functions that pack, reduce-scatter and, unless what arrives is the new
-    local tensor already, cut off the padding. One function that does all if the step
-    has rounds.
+    local tensor already, cut off the padding. If the step has rounds, one function does
+    all, and waits in each round.
 
     Args:
-        finish: applied to the result of the collective, for instance to wait for it."""
+        finish: applied to the result of the collective, for instance to wait for it.
+            Not used if the step has rounds.
+    """
     if step.rounds > 1:
         return (reduce_scatter_in_rounds(step, here, group),)
     shape = here.wanted.length
@@ -288,8 +302,8 @@ def _reduce_scatter(
 
 
 def _pack_padded(step: ReduceScatter, coordinate: Coordinate, group: Group) -> Local:
-    """Make the function that packs one piece for each member, padded to the length of
-    the longest, in the order of the group."""
+    """Make the function that packs one piece for each member, padded with zeros to the
+    length of the longest, in the order of the group."""
     chunk = step.chunk
     pieces = [
         (group.places[piece.member] * chunk, piece.box)
@@ -313,15 +327,15 @@ def _pack_padded(step: ReduceScatter, coordinate: Coordinate, group: Group) -> L
 
 
 _LOCAL: dict[type, Callable[..., Local]] = {
-    Narrow: _narrow,
-    Embed: _embed,
-    Divide: _divide,
+    Narrow: _make_narrow,
+    Embed: _make_embed,
+    Divide: _make_divide,
 }
 _COLLECTIVES: dict[type, Callable[..., Stages]] = {
-    AllGather: _all_gather,
-    AllReduce: _all_reduce,
-    ReduceScatter: _reduce_scatter,
-    AllToAll: _all_to_all,
+    AllGather: _make_all_gather,
+    AllReduce: _make_all_reduce,
+    ReduceScatter: _make_reduce_scatter,
+    AllToAll: _make_all_to_all,
 }
 
 logger = logging.getLogger(__name__)
@@ -412,7 +426,8 @@ class Program:
         )
 
     def same_step_by_step(self, mesh: DeviceMesh) -> bool:
-        """True if the step-by-step path would run the same collective and no more."""
+        """True if the step-by-step path would run the same collective and no more. The
+        program must be ready, see `make_ready`."""
         # An integer mean is a sum here and a mean there. A group in another order needs
         # an unpack that the step-by-step path doesn't do.
         if self.averaged or not self.in_order:
@@ -420,7 +435,9 @@ class Program:
         return same_step_by_step(self.steps, self.question, mesh.device_type)
 
     def on_shape(self, shape: tuple[Any, ...]) -> Program:
-        """Return the program for a tensor of another shape, which may have symbols."""
+        """Return the program for a tensor of another shape, which may have symbols. Its
+        functions are still those of the old shape, until `make_ready` is called on it.
+        """
         before = on_shape(self.before, shape)
         return replace(
             self,
@@ -431,10 +448,12 @@ class Program:
         )
 
     def make_ready(self, mesh: DeviceMesh) -> None:
-        """Look up the process groups and make the functions. Can be called again.
+        """Look up the process groups and make the functions. Sets `functions`, `groups`
+        and `in_order`. Can be called again.
 
         Raises:
-            RuntimeError: a group was destroyed.
+            RuntimeError: a group was destroyed, or the mesh was loaded in a process
+                that has no such group.
             NotPlanned: a group has other ranks than the mesh.
         """
         used: dict[tuple[int, ...], Group] = {}
@@ -473,7 +492,8 @@ class Program:
         mesh: DeviceMesh,
         functions: Sequence[Local] | None = None,
     ) -> torch.Tensor:
-        """Return the local tensor after the plan, given the one before it.
+        """Return the local tensor after the plan, given the one before it. Every rank
+        of the mesh must call it.
 
         Args:
             functions: run these in place of the program's own; they must do the same.
@@ -481,6 +501,7 @@ class Program:
         Raises:
             RuntimeError: a collective failed. If its process group was destroyed, the
                 message says which.
+            AssertionError: the program isn't ready, see `make_ready`.
         """
         functions = self.functions if functions is None else functions
         if functions is None:
@@ -526,7 +547,8 @@ class Program:
 
 
 def _contiguous_copy(view: torch.Tensor) -> torch.Tensor:
-    """Copy a view, which would keep the whole tensor behind it alive."""
+    """Copy a view, which would keep the whole tensor behind it alive, into a contiguous
+    tensor."""
     return view.clone(memory_format=torch.contiguous_format)
 
 
@@ -537,7 +559,8 @@ def _to_int64(terms: torch.Tensor) -> torch.Tensor:
 
 
 def _integer_mean(total: torch.Tensor, terms: int, dtype: torch.dtype) -> torch.Tensor:
-    """Divide a sum of integers, truncated toward zero; for bool, `any`."""
+    """Divide a sum of integers by the number of its terms, truncated toward zero, and
+    cast to `dtype`; for bool, `any`."""
     return (
         total.to(dtype)
         if dtype is torch.bool
@@ -546,7 +569,8 @@ def _integer_mean(total: torch.Tensor, terms: int, dtype: torch.dtype) -> torch.
 
 
 def tell(program: Program) -> None:
-    """Log a new plan, and put it into the trace that TORCH_TRACE asks for."""
+    """Log a new plan at DEBUG level, and put it into the trace that TORCH_TRACE asks
+    for."""
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("planned %s", program.described)
     metadata = {"name": "redistribution_plan", "encoding": "string"}
@@ -559,7 +583,7 @@ def tell(program: Program) -> None:
 
 
 def tell_fallback(reason: str, source: DTensorSpec, target: DTensorSpec) -> None:
-    """Log that the step-by-step path runs, and why there is no plan."""
+    """Log at DEBUG level that the step-by-step path runs, and why there is no plan."""
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug(
             "%s %s -> %s: step by step: %s",
@@ -572,6 +596,9 @@ def tell_fallback(reason: str, source: DTensorSpec, target: DTensorSpec) -> None
 
 def make_program(question: Question, mesh: DeviceMesh) -> Program:
     """Plan a redistribution. The program isn't ready to run yet, see `make_ready`.
+
+    Args:
+        mesh: the mesh of the question, whose groups at hand are looked up.
 
     Raises:
         NotPlanned: the step-by-step path has to run; the text is the reason.

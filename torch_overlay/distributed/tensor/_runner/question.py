@@ -67,7 +67,13 @@ class Question(NamedTuple):
         dtype: torch.dtype,
         async_op: bool = False,
     ) -> Question:
-        """Make the question of a redistribution from one spec to the other."""
+        """Make the question of a redistribution from one spec to the other, which have
+        these placements on `mesh`. The mesh must have process groups and contain this
+        rank.
+
+        Args:
+            shape: the global shape.
+        """
         return Question(
             Site.of(mesh),
             source.placements,
@@ -153,7 +159,7 @@ def why_not(
 
 
 def is_symbolic(shape: Sequence[object]) -> bool:
-    """True if some size is a symbol."""
+    """True if some size isn't a plain int: it is a symbol."""
     return bool({*map(type, shape)} - {int})
 
 

@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import (
     _StridedShard,
 )
 
-from .._planner.regions import Cuts, NotPlanned, chunk, common, cut_last
+from .._planner.regions import Cuts, NotPlanned, chunk, common_prefix, cut_last
 from .._planner.steps import AllGather, AllToAll, Collective, Divide
 from .exchange import MOVED, Local
 
@@ -46,7 +46,8 @@ Placements = tuple[Placement, ...]
 
 def _read_placement(placement: Any) -> tuple[int | None, str | None, int]:
     """Return the dim that a placement shards, its pending reduction and its split
-    factor.
+    factor. None stands for no dim and for no reduction; the factor is 1 unless the
+    shard is strided.
 
     Raises:
         NotPlanned: a placement of another class; even a subclass may mean anything.
@@ -78,8 +79,11 @@ def _norm_class() -> type[_NormPartial]:
 def norm_ended(
     source: Placements, target: Placements, sizes: tuple[int, ...]
 ) -> _NormPartial | None:
-    """Return the norm whose terms a redistribution reduces over some axes, if any:
-    powers before the sum, the root after it.
+    """Return the norm whose terms a redistribution reduces over some axes: powers
+    before the sum, the root after it. None if there is none.
+
+    Args:
+        sizes: of the mesh dims.
 
     Raises:
         NotPlanned: terms of a norm beside terms of another reduction, or terms of a
@@ -130,7 +134,8 @@ def norm_made(source: Placements, target: Placements) -> _NormPartial | None:
 
 def into_terms(steps: tuple[Step, ...], norm: _NormPartial) -> tuple[Step, ...]:
     """Turn steps that make equal terms of a sum into steps that make equal terms of a
-    norm. n terms of x / n**(1 / p) have the p-norm x."""
+    norm. n terms of x / n**(1 / p) have the p-norm x. Every Divide in the steps must be
+    one that makes terms."""
     return tuple(
         [
             Divide(step.by ** (1 / norm.norm_type))
@@ -153,7 +158,7 @@ def gathers_step_by_step(question: Question) -> bool:
     new_orders = _orders_by_dim(question.target, question.target_order)
     for dim in {*old_orders, *new_orders}:
         old, new = old_orders.get(dim, ()), new_orders.get(dim, ())
-        same = common(old, new)
+        same = common_prefix(old, new)
         if any(question.sizes[axis] > 1 for axis in old[same:]):
             return True
     return False
@@ -208,6 +213,8 @@ def _read_ends(
     ndim: int,
     sizes: tuple[int, ...],
 ) -> Ends:
+    """`read_ends` of the fields of a question. Cached. Raises as `read_cuts` and
+    `norm_ended`."""
     before, after = (
         read_cuts(source, source_order, ndim, sizes),
         read_cuts(target, target_order, ndim, sizes),
@@ -277,7 +284,12 @@ def gathered(
 
 def _join_shards(size: int, dim: int, held: Box, wanted: Box) -> Local | None:
     """Make the function that joins even shards along a dim; None if there is nothing to
-    do."""
+    do.
+
+    Args:
+        size: the number of shards.
+        held, wanted: the boxes of this rank before and after.
+    """
     if dim == 0:
         return None
     # The shards lie in memory one after the other, as the new tensor needs them.
@@ -290,7 +302,13 @@ def _join_shards(size: int, dim: int, held: Box, wanted: Box) -> Local | None:
 
 def _pad_and_join(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, Local]:
     """Make the functions that pad an uneven shard, and that join shards without
-    padding."""
+    padding.
+
+    Args:
+        size: the number of shards.
+        dim: the dim along which they are joined.
+        held, wanted: the boxes of this rank before and after.
+    """
     lengths = [chunk(wanted.length[dim], size, member)[1] for member in range(size)]
     padding = lengths[0] - held.length[dim]
     rows_per_rank = lengths[0] if dim == 0 else held.length[0]
@@ -309,7 +327,11 @@ def _pad_and_join(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, L
 
 def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
     """Return how to pack the local tensor for a reduce-scatter whose axes cut one dim,
-    last and evenly. What comes out is the new local tensor. None for any other step."""
+    last and evenly. What comes out is the new local tensor. None for any other step.
+
+    Args:
+        held, wanted: the boxes of this rank before and after the step.
+    """
     dim = cut_last(step.before, step.after, step.axes)
     size = step.ranks
     if (
@@ -385,7 +407,7 @@ def pads_step_by_step(
     return (
         same_otherwise
         and before.shape[dim] % step.ranks != 0
-        and shape[dim] <= before.longest[dim]
+        and shape[dim] <= before.largest_shape[dim]
     )
 
 
@@ -411,10 +433,15 @@ def _one_collective(steps: Sequence[Step], question: Question) -> Collective | N
 _KNOWN = frozenset((Shard, Replicate, Partial, _StridedShard))
 
 
-def is_known(kinds: Iterable[type]) -> bool:
-    """True if all placements are of these exact classes. An equal placement of another
-    class may mean something else."""
-    return _KNOWN.issuperset(kinds)
+def are_torch_classes(classes: Iterable[type]) -> bool:
+    """True if each of these placement classes is one of torch's own: Shard, Replicate,
+    Partial or _StridedShard. A subclass isn't, since an instance of it may equal one of
+    its base class and mean something else.
+
+    Args:
+        classes: the classes of the placements, see `Question.kinds`.
+    """
+    return _KNOWN.issuperset(classes)
 
 
 def other_spec(
@@ -424,11 +451,15 @@ def other_spec(
     kinds: tuple[type, ...],
     mesh: DeviceMesh,
 ) -> DTensorSpec | None:
-    """Return the target spec of a redistribution between known placements; None if the
-    tensor has these placements already.
+    """Return the target spec of a redistribution between placements of torch's own
+    classes; None if the tensor has these placements already.
 
-    What follows from the placements alone is computed once for a mesh. Each call
-    returns a new spec, which the caller may change.
+    What follows from the placements alone is computed once for a mesh, and remembered
+    with it. Each call returns a new spec, which the caller may change.
+
+    Args:
+        meta: what the spec says of the tensor.
+        kinds: the classes of the placements in `source`, then of those in `target`.
     """
     target = tuple(target)
     if source == target and kinds[: len(target)] == kinds[len(target) :]:
