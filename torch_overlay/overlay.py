@@ -46,7 +46,7 @@ class Session:
         """The file of a module, read at most once."""
         # A file is read once for all of its rows: device_mesh.py alone has some forty.
         if module not in self.sources:
-            self.sources[module] = recognise.find(module)
+            self.sources[module] = recognise.source_of(module)
         return self.sources[module]
 
     def unrecognised(self, patch: Patch, live: object) -> str | None:

@@ -61,7 +61,7 @@ def test_a_property_is_all_of_its_definitions():
 
 def test_live_objects_are_compared_by_code(tree):
     core = tree.get("fakelib.core")
-    source = recognise.find("fakelib.core")
+    source = recognise.source_of("fakelib.core")
 
     def stranger(name, value):
         return recognise.stranger(source, name, value)

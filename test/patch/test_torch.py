@@ -123,7 +123,7 @@ ours = [(k, n) for k, names in t.snapshot().items() for n, v in names.items()
         if type(f := t.unwrapped(v)) is type(t.snapshot) and "torch_overlay" in str((f.__module__, f.__code__))]
 assert ours == [], ours
 bad = [row.target for row in t.ROWS if row.qualname and row.kind is not t.Kind.ADD
-       and find.stranger(find.find(row.module), row.qualname, t.patch.look_up(row.target)[2])]
+       and find.stranger(find.source_of(row.module), row.qualname, t.patch.look_up(row.target)[2])]
 assert bad == [], bad
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

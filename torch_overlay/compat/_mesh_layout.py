@@ -19,14 +19,19 @@ _FlatLayout.__module__ = "torch.distributed._mesh_layout"  # the name in files, 
 
 
 def believe_files() -> set[Any]:
-    """Allow ``torch.load(weights_only=True)`` to make a flat layout. Returns the set of allowed classes before."""
+    """Allow ``torch.load(weights_only=True)`` to make a flat layout. Returns the set of classes that were allowed
+    before, for `disbelieve_files`."""
     allowed = reader._marked_safe_globals_set
     reader._add_safe_globals([_FlatLayout])
     return allowed
 
 
 def disbelieve_files(allowed: set[Any]) -> None:
-    """Undo `believe_files`. Torch gets back its own set object, unless somebody allowed more classes meanwhile."""
+    """Undo `believe_files`. Torch gets back its own set object, unless somebody allowed more classes meanwhile.
+
+    Args:
+        allowed: what `believe_files` returned.
+    """
     reader._remove_safe_globals([_FlatLayout])
     if reader._marked_safe_globals_set == allowed:
         reader._marked_safe_globals_set = allowed

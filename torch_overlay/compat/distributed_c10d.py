@@ -19,10 +19,14 @@ _splits: weakref.WeakKeyDictionary[Any, MemberNames] = weakref.WeakKeyDictionary
 
 def _process_group_name(ranks: list[int], use_hashed_name: bool) -> distributed_c10d.GroupName:
     """The name of a new group, as the version that goes upstream makes it, except for groups that are split from
-    another one.
+    another one. Each call counts as one group.
 
     Upstream a split counts by its parent. Released torch doesn't pass the parent, so here all splits of the same ranks
     share a count.
+
+    Args:
+        ranks: of the group, in its order; those of a split count inside its parent.
+        use_hashed_name: True if only members create the group.
     """
     world = distributed_c10d._world.default_pg
     if use_hashed_name and world is not None and not making_for_mesh.get():
@@ -48,7 +52,8 @@ def _in_order(ranks: Iterable[int]) -> list[_OrderedRank]:
 
 
 def take_sort_ranks() -> tuple[Any, Any]:
-    """Before 2.12, let `new_group` take ``sort_ranks=False``, with which a group keeps the order of its ranks.
+    """Before 2.12, let `new_group` take ``sort_ranks=False``, with which a group keeps the order of its ranks. Returns
+    our function and torch's, for `forget_sort_ranks`.
 
     `new_group` is decorated, so its code can't be swapped. Modules that imported it before keep torch's.
     """
@@ -68,7 +73,11 @@ def take_sort_ranks() -> tuple[Any, Any]:
 
 
 def forget_sort_ranks(functions: tuple[Any, Any]) -> None:
-    """Undo `take_sort_ranks`, unless somebody replaced our function meanwhile."""
+    """Undo `take_sort_ranks`, unless somebody replaced our function meanwhile.
+
+    Args:
+        functions: what `take_sort_ranks` returned.
+    """
     ours, torchs = functions
     if distributed_c10d.new_group is ours:
         distributed_c10d.new_group = torchs

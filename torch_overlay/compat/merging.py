@@ -27,7 +27,12 @@ merge_transform_infos = original(torch_redistribute, "_optimize_transform_infos"
 def _optimize_transform_infos(
     transform_infos: list[Any], device_mesh: DeviceMesh, src_placements: Any, dst_placements: Any
 ) -> list[Any]:
-    """Torch's steps. Consecutive steps of one kind are merged if the merged collective gives the same shards."""
+    """Return the steps of a redistribution, as torch's function of this name does. Consecutive steps of one kind are
+    merged only if the merged collective gives the same shards and the mesh's ranks ascend.
+
+    Reads the global shape from `moved_shape`; without it, ranks may decide differently. Gives torch's warning if an
+    uneven cut keeps steps apart.
+    """
     mesh, in_order = real_mesh(device_mesh), _in_rank_order(real_mesh(device_mesh))
     steps: list[Any] = []
     count = 0
@@ -60,8 +65,12 @@ def _kind(info: Any) -> tuple[Any, Any]:
 
 
 def _as_sum(step: Any, infos: list[Any]) -> Any:
-    """Make a step that was merged from averages and sums a sum. Torch leaves it an average if only axes of one rank
-    average."""
+    """Return a step that was merged from averages and sums as a sum; any other step as it is. Torch leaves it an
+    average if only axes of one rank average.
+
+    Args:
+        infos: the steps that it was merged from.
+    """
     sources = {info.src_dst_placements[0] for info in infos}
     if len(sources) < 2 or not hasattr(step, "avg_scale"):
         return step

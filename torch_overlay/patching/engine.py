@@ -26,9 +26,11 @@ class SetAttribute:
         self.path, self.owner, self.name, self.new, self.old = path, owner, name, new, old
 
     def apply(self) -> None:
+        """Set ours."""
         setattr(self.owner, self.name, self.new)
 
     def undo(self) -> None:
+        """Set what was there before, or delete ours if nothing was, whatever is there now."""
         if raw(self.owner, self.name) is self.old:
             return  # a mock that was open over enable() put the original back itself
         # Deleted and not set to None: an attribute of a base class, which ours hid, must show again.
@@ -58,17 +60,22 @@ class SwapCode(SetAttribute):
         self.ours = {"__code__": code} | {field: getattr(body, field) for field in self.FIELDS[1:]}
 
     def apply(self) -> None:
+        """Give the function our code and defaults."""
         self._set(self.ours)
 
     def undo(self) -> None:
+        """Give the function its own code and defaults back, and bind its name to it again."""
         self._set(self.theirs)
         super().undo()
 
     def _set(self, values: dict[str, Any]) -> None:
+        """Set these attributes of the function."""
         for field, value in values.items():
             setattr(self.old, field, value)
 
     def foreign(self) -> str | None:
+        """Describe what somebody else put over ours, other code or another function of this name; None if ours or the
+        original is there."""
         now = self.old.__code__
         if now in (self.ours["__code__"], self.theirs["__code__"]):
             return super().foreign()  # the code is ours; is the function still bound to its name?
@@ -82,13 +89,16 @@ class Hook:
         self.path, self.do, self.back, self.token = path, do, back, None
 
     def apply(self) -> None:
+        """Call the function, and keep what it returns for `undo`."""
         self.token = self.do()
 
     def undo(self) -> None:
+        """Call the other function with what the first one returned."""
         token, self.token = self.token, None
         self.back(token)
 
     def foreign(self) -> None:
+        """Return None: a hook can't tell what somebody else did."""
         return None
 
 
@@ -111,12 +121,17 @@ def import_body(patch: Patch) -> None:
 
 
 def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch, Change], dict[Patch, str]]:
-    """Resolve and check every row whose module is imported. Nothing is set.
+    """Resolve and check every row whose module is imported. Nothing is set. The rows' bodies must be imported, see
+    `import_body`.
 
     Returns the change of each row that may be applied, and for each other row what is there instead of its target.
 
+    Args:
+        patches: rows whose target's module is imported.
+
     Raises:
-        PatchError: a row and its body contradict each other, so the row could be applied to no torch.
+        PatchError: a row and its body contradict each other, so the row could be applied to no torch. Or two rows have
+            one target.
     """
     changes: dict[Patch, Change] = {}
     refused: dict[Patch, str] = {}
@@ -148,7 +163,12 @@ def fallen(patches: Iterable[Patch], refused: dict[Patch, str]) -> dict[Patch, s
 
 
 def _resolve(patch: Patch, recognise: Recognise) -> Change | str:
-    """The row's change, or the reason why it can't be applied."""
+    """Return the row's change, or the reason why this torch can't take it.
+
+    Raises:
+        PatchError: the row itself is wrong: there is no such body, a swap is of no plain function, or the body is of
+            another kind than the target.
+    """
     owner, name, old = _target(patch)
     if owner is None:
         return f"{patch.module} has no class {patch.owner}"
@@ -175,7 +195,8 @@ def _resolve(patch: Patch, recognise: Recognise) -> Change | str:
 
 
 def _target(patch: Patch) -> tuple[Any, str, Any]:
-    """(owner, name, raw value). The owner is None if the module has no such class."""
+    """Return (owner, name, raw value) of a row's target, whose module must be imported. The owner is None if the module
+    has no such class. For a hook on a whole module the owner is the module, without a name."""
     if not patch.qualname:
         return sys.modules[patch.module], "", ABSENT
     try:
@@ -192,7 +213,12 @@ def _shape(value: Any) -> type:
 
 
 def apply(changes: Iterable[Change]) -> None:
-    """Set all. If one can't be set, take back those that were set, and raise."""
+    """Set all. If one can't be set, take back those that were set, and raise. An interrupt, or another error that is no
+    Exception, is passed on after that.
+
+    Raises:
+        OverlayError: one couldn't be set. The message names it, and says what couldn't be taken back.
+    """
     done: list[Change] = []
     try:
         for change in changes:
@@ -209,10 +235,13 @@ def apply(changes: Iterable[Change]) -> None:
 
 
 def check_ours(changes: Iterable[Change]) -> None:
-    """Raise ForeignPatch if somebody patched a target after us, with what they set.
+    """Check that nobody patched a target after us.
 
     Their patch may call ours. And if they later restore what was there before them (a mode does, and a test's mock),
     our body would be back. So nothing is taken away before they have undone theirs.
+
+    Raises:
+        ForeignPatch: somebody did. The message says what they set.
     """
     foreign = [other for other in (change.foreign() for change in changes) if other]
     if foreign:
@@ -225,7 +254,11 @@ def check_ours(changes: Iterable[Change]) -> None:
 
 
 def undo(changes: list[Change]) -> None:
-    """Put back every original, the last first, whatever is there now. Raises OverlayError at the end if one failed."""
+    """Put back every original, the last first, whatever is there now.
+
+    Raises:
+        OverlayError: some couldn't be put back. Raised at the end, after all others were.
+    """
     problems = _undo_all(changes)
     if problems:
         raise OverlayError("The overlay is off, but not everything went back: " + "; ".join(problems))

@@ -34,6 +34,8 @@ class AfterImport:
         self._searching: set[tuple[int, str]] = set()
 
     def install(self) -> None:
+        """Begin to watch: put this finder in front of ``sys.meta_path``. Modules that are imported already don't
+        count."""
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
 
     def remove(self) -> None:
@@ -62,10 +64,12 @@ class AfterImport:
         return None
 
     def started(self, name: str) -> None:
+        """Note that a module begins to run."""
         self._running.add(name)
 
     def finished(self, name: str) -> None:
-        """Note that a module was executed, and call back for those that are ready now."""
+        """Note that a module was executed, and call back for those that are ready now. What the callback raises is
+        passed on."""
         self._running.discard(name)
         if name in self.wanted:
             self._done.append(name)
@@ -87,9 +91,12 @@ class _TellingLoader:
         return getattr(self._loader, name)
 
     def create_module(self, spec: Any) -> Any:
+        """What the other loader returns."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
+        """Give the module its own loader back, and run it, telling the finder before and after. An error of the module
+        is passed on, and the finder isn't told of an end then."""
         # From here on the module has the loader that it would have without us.
         name = module.__spec__.name
         module.__spec__.loader = module.__loader__ = self._loader

@@ -57,6 +57,11 @@ class Patch:
     unit: str = ""  # rows of one unit need each other: if one is left out (strict=False), all are
 
     def __post_init__(self):
+        """Check the row.
+
+        Raises:
+            PatchError: it contradicts itself.
+        """
         problem = self._problem()
         if problem:
             raise PatchError(f"The row for {self.target!r} {problem}")
@@ -75,7 +80,11 @@ class Patch:
         return None
 
     def is_for(self, release: tuple[int, ...]) -> bool:
-        """True if the row is for this release, given as three numbers."""
+        """True if the row is for this release.
+
+        Args:
+            release: its three numbers.
+        """
         bounds = [(sign, (*map(int, number.split(".")), 0, 0)[:3]) for sign, number in BOUND.findall(self.releases)]
         return all(release >= number if sign == ">=" else release < number for sign, number in bounds)
 
@@ -102,6 +111,7 @@ class Patch:
 
     @property
     def name(self) -> str:
+        """The target's own name, the last part of `qualname`. Empty for a hook on a whole module."""
         return self.qualname.rpartition(".")[2]
 
     @property
@@ -124,7 +134,8 @@ def raw(owner: Any, name: str) -> Any:
 
 
 def look_up(path: str) -> tuple[Any, str, Any]:
-    """Import the module of ``module:Class.name`` and return (owner, name, raw value).
+    """Import the module of ``module:Class.name`` and return (owner, name, raw value). The value is ABSENT if the owner
+    has no such attribute of its own. An error of the import is passed on.
 
     Raises:
         PatchError: a name before the last isn't a class.

@@ -29,7 +29,7 @@ class Source:
 
     @functools.cached_property
     def text(self) -> bytes | None:
-        """None where the module has no file, or one without source."""
+        """The source text; None if the module has no file, or one that is no source or can't be read."""
         if self.path is None or not self.path.endswith(".py"):
             return None
         try:
@@ -40,7 +40,7 @@ class Source:
 
     @functools.cached_property
     def digest(self) -> str | None:
-        """Hash of the whole file. If it is a known one, the file needn't be parsed."""
+        """Hash of the whole file; None if there is no source. If it is a known one, the file needn't be parsed."""
         return None if self.text is None else hashlib.sha256(self.text).hexdigest()[:32]
 
     @functools.cached_property
@@ -53,7 +53,8 @@ class Source:
 
     @functools.cached_property
     def code(self) -> types.CodeType | None:
-        """What the module's loader would run, from the bytecode cache where there is one."""
+        """What the module's loader would run, from the bytecode cache where there is one. None if there is no source,
+        or if this Python can't compile it."""
         if self.text is None or self.path is None:
             return None
         try:
@@ -69,15 +70,17 @@ class Source:
         return hashlib.sha256("\n".join(map(dump, nodes)).encode()).hexdigest()[:32]
 
     def codes(self, qualname: str) -> list[types.CodeType]:
-        """The compiled functions of this name in the file. A property or an overloaded function has several."""
+        """The compiled functions of this name in the file; none if there is no such function or no source. A property
+        or an overloaded function has several."""
         found = [] if self.code is None else [self.code]
         for name in qualname.split("."):
             found = [c for code in found for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name]
         return found
 
 
-def find(name: str) -> Source:
-    """The source of a module. If it isn't imported, it is looked up on disk, and nothing is imported."""
+def source_of(name: str) -> Source:
+    """Return the source of a module. If it isn't imported, it is looked up on disk, and nothing is imported. A module
+    that isn't found, or has no file, gives a `Source` without a path, whose `text` is None."""
     if name in sys.modules:
         return Source(name, getattr(sys.modules[name], "__file__", None))
     parent, _, _ = name.rpartition(".")
@@ -93,7 +96,7 @@ def find(name: str) -> Source:
 
 
 def _spec_path(name: str) -> Any:
-    """Where a package that isn't imported keeps its modules."""
+    """Where a package keeps its modules, without importing it. None if it isn't found or is no package."""
     parent, _, _ = name.rpartition(".")
     if name in sys.modules:
         return getattr(sys.modules[name], "__path__", None)
@@ -105,7 +108,13 @@ def _spec_path(name: str) -> Any:
 
 
 def definitions(tree: ast.AST, qualname: str) -> Iterator[ast.AST]:
-    """The functions, classes and assignments that bind this name, also inside ``if`` and ``try``."""
+    """The functions, classes and assignments that bind this name, also inside ``if`` and ``try``. Nothing if there are
+    none.
+
+    Args:
+        tree: of a module, or of a class, in which the name is looked up.
+        qualname: such as ``Class.method``.
+    """
     first, _, rest = qualname.partition(".")
     for node in _statements(tree):
         if isinstance(node, DEFINITIONS):
@@ -129,7 +138,11 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def dump(node: Any) -> str:
-    """The tree as text that is the same under every Python version: no positions, empty fields or docstrings."""
+    """The tree as text that is the same under every Python version: no positions, empty fields or docstrings.
+
+    Args:
+        node: a node of a tree, a list of them, or the value of a field.
+    """
     if isinstance(node, list):
         return f"[{','.join(map(dump, node))}]"
     if not isinstance(node, ast.AST):
@@ -150,10 +163,16 @@ def stranger(source: Source, qualname: str, value: Any) -> str | None:
     """Describe a live value that isn't what its module's file defines; None if it is.
 
     Functions are compared by their code, inside the wrappers that decorators of the standard library or of the module's
-    own package put around them. A value without code passes, since nothing tells it from another one.
+    own package put around them. A callable without Python code, such as a builtin, is a stranger. Any other value
+    passes, a class or a constant say, since nothing tells it from another one.
+
+    Args:
+        source: of the module.
+        qualname: the name of the value in it.
+        value: the raw attribute, see `raw`.
     """
     expected = source.codes(qualname)
-    home = _folder(source.name)
+    home = _package_folder(source.name)
     for function in _functions(value, home):
         code = getattr(function, "__code__", None)
         if code is None or code not in expected:
@@ -161,15 +180,20 @@ def stranger(source: Source, qualname: str, value: Any) -> str | None:
     return None
 
 
-def _folder(name: str) -> str:
-    """The folder of the module's top-level package: wrappers whose code lies there are the package's own decorators."""
+def _package_folder(name: str) -> str:
+    """Return the first folder of the top-level package that this module is in; "/nowhere", which is a prefix of no
+    file, if that isn't imported or is no package. Code below it is taken for the package's own, see `_functions`."""
     package = sys.modules.get(name.partition(".")[0])
     return next(iter(getattr(package, "__path__", None) or ["/nowhere"]))
 
 
 def _functions(value: Any, home: str) -> Iterator[Any]:
-    """The innermost functions of a raw attribute. Wrappers from elsewhere than the package and the standard library
-    count as the function."""
+    """The innermost functions of a raw attribute; none of a value that isn't callable, and of a class. Wrappers from
+    elsewhere than the package and the standard library count as the function.
+
+    Args:
+        home: the folder of the package.
+    """
     if isinstance(value, (staticmethod, classmethod)):
         yield from _functions(value.__func__, home)
     elif isinstance(value, property):

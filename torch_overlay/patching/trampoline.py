@@ -19,7 +19,7 @@ _PASSED_ON = ("{0}", "{0}", "*{0}", "{0}={0}", "**{0}")
 
 @functools.lru_cache(maxsize=128)  # the same for every enable(), since compilers remember code by its identity
 def trampoline(body: types.FunctionType, path: str, kind: int = 0) -> types.CodeType:
-    """Code with the parameters of the body that calls the body.
+    """Return code with the parameters of the body that calls the body. Cached.
 
     The body is looked up at each call. The code has the body's file and line, so dynamo, which decides by file, treats
     it as the body, and `inspect.getsource` returns the body's text. Defaults aren't part of code: they belong to the
@@ -29,6 +29,9 @@ def trampoline(body: types.FunctionType, path: str, kind: int = 0) -> types.Code
         body: a plain function.
         path: where the body is looked up, ``module:name``.
         kind: flags of the code that this code replaces. A generator is replaced by a generator.
+
+    Raises:
+        PatchError: the name is no identifier, such as a method's or a lambda's, or the replaced code is a coroutine's.
     """
     module, _, name = path.partition(":")
     returns = _RETURNS.get(kind & _KINDS)
@@ -48,10 +51,16 @@ def trampoline(body: types.FunctionType, path: str, kind: int = 0) -> types.Code
 
 
 def swap_code(function: Any, body: Any) -> types.CodeType:
-    """Let a function run a body, whatever name it is called by. Returns its former code, which undoes this when set.
+    """Let a function run a body, whatever name the function is called by. The function keeps its own defaults. Returns
+    its former code; set it as `__code__` to undo this.
 
     Args:
-        body: a function at the top level of its module.
+        function: a plain function, without a closure.
+        body: a function at the top level of its module, with the same parameters.
+
+    Raises:
+        PatchError: the body's name is no identifier, as a lambda's.
+        ValueError: the function is a closure.
     """
     former: types.CodeType = function.__code__
     function.__code__ = trampoline(body, f"{body.__module__}:{body.__name__}")

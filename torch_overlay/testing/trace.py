@@ -79,7 +79,7 @@ def _not_from_source(patch: Patch, now: object) -> str | None:
     if patch.kind is Kind.ADD:
         return None if now is ABSENT else _described(now)
     value = now[0] if isinstance(now, tuple) else now
-    return None if value is ABSENT else recognise.stranger(recognise.find(patch.module), patch.qualname, value)
+    return None if value is ABSENT else recognise.stranger(recognise.source_of(patch.module), patch.qualname, value)
 
 
 def _described(value: object) -> str:
