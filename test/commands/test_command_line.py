@@ -77,7 +77,7 @@ def test_help_and_version_everywhere(name, capsys, monkeypatch):
     + [("dp=2xtp=4", None), ("dp=2 x tp=4", None), ("dp = 2, tp = 4", None)],
 )
 def test_meshes_as_people_type_them(text, axes):
-    assert typed.mesh(text, axes, "tp,0") == ((2, 4), ("dp", "tp"), (0, 2, 4, 6, 1, 3, 5, 7))
+    assert typed.parse_mesh(text, axes, "tp,0") == ((2, 4), ("dp", "tp"), (0, 2, 4, 6, 1, 3, 5, 7))
 
 
 def test_every_dtype_is_known():

@@ -107,9 +107,9 @@ def tensor(mesh: DeviceMesh, placements) -> DTensor:
 @pytest.mark.parametrize("source", ["S0,S0,S1", "P,S0,R", "P,P,P", "S1,S0,P"])
 def test_counts_what_runs(mesh, source, words):
     """As many collectives as CommDebugMode then sees."""
-    from torch_overlay.show.typed import placements
+    from torch_overlay.show.typed import parse_placements
 
-    given_, target = (tuple(map(to_torch_placement, placements(text, 3))) for text in (source, words))
+    given_, target = (tuple(map(to_torch_placement, parse_placements(text, 3))) for text in (source, words))
     with torch_overlay.enabled():
         said = torch_overlay.explain(tensor(mesh, given_), words)
         with CommDebugMode() as seen:

@@ -8,7 +8,7 @@ from mesh_harness import fake_world
 from torch_overlay.__main__ import main
 from torch_overlay.parallel_dims import ParallelDims
 from torch_overlay.show.drawing import of_degrees
-from torch_overlay.show.typed import degrees as parse
+from torch_overlay.show.typed import parse_degrees as parse
 from width import sample
 
 

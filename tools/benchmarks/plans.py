@@ -64,8 +64,8 @@ def counts(source: str, target: str, shape: tuple[int, int], device: str) -> dic
     from torch_overlay.distributed.tensor._planner.cost import Cost
     from torch_overlay.show import asked, plans, typed
 
-    mesh = typed.mesh("2,2,2", None, None)
-    ends = [typed.placements(text, len(SIZES)) for text in (source, target)]
+    mesh = typed.parse_mesh("2,2,2", None, None)
+    ends = [typed.parse_placements(text, len(SIZES)) for text in (source, target)]
     plan = asked.of_words(ends, shape, torch.float32, mesh, None, Cost.of(device)).plan
     torchs = [tuple(map(plans.to_torch_placement, end)) for end in ends]
     return {STOCK: _of_stock(*torchs, shape, device), OVERLAY: (plan.collectives, plan.incoming)}

@@ -13,14 +13,14 @@ from ..version import __version__
 
 
 def version() -> str:
-    """The versions of torch_overlay, torch and Python, in one line."""
+    """The versions of torch_overlay, torch and Python, in one line. Doesn't import torch."""
     release = versions.installed()
     torch = f"torch {release.text}" if release else "no torch"
     return f"torch_overlay {__version__}, {torch}, Python {platform.python_version()}"
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Add `--version`."""
+    """Add `--version`, which prints the versions and ends the program."""
     what = "print the versions of torch_overlay, torch and Python"
     parser.add_argument("--version", action="version", version=version(), help=what)
 

@@ -64,16 +64,21 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """Read the command line of `run`. For a wrong one, prints a line to standard error and exits with 2."""
+    """Read the command line of `run`. For a wrong one, prints a line to standard error and exits with 2; for --help and
+    --version, prints and exits with 0.
+
+    Args:
+        words: those after `run`.
+    """
     try:
-        asked = parse(words)
-        if asked.help:
+        line = parse(words)
+        if line.help:
             parser.parse_args(["run", "--help"])
-        if asked.version:
+        if line.version:
             print(version())
             parser.exit()
-        command = command_of(asked.flags, asked.program)
-        environ = environment(os.environ, asked.settings)
+        command = command_of(line.flags, line.program)
+        environ = environment(os.environ, line.settings)
         choices.from_environment(environ)  # so that a wrong option fails here, and not in every process of the job
         strict = choices.strict_from_environment(environ)
     except UnknownFlag as error:
@@ -84,7 +89,11 @@ def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespac
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the program in place of this process. Returns only on platforms that can't replace a process."""
+    """Run the program in place of this process. Returns its exit code, only on platforms that can't replace a process.
+
+    Args:
+        arguments: what `read` returned.
+    """
     line, environ = arguments.line, arguments.environ
     sys.stdout.flush()
     sys.stderr.flush()
@@ -99,7 +108,7 @@ class UnknownFlag(ValueError):
 
 
 @dataclasses.dataclass
-class Asked:
+class CommandLine:
     """A command line that was read.
 
     Attributes:
@@ -116,59 +125,76 @@ class Asked:
     version: bool = False
 
 
-def parse(argv: Sequence[str]) -> Asked:
-    """Read our flags, and Python's as Python reads them. They end where the program begins."""
-    asked, rest = Asked(), list(argv)
+def parse(argv: Sequence[str]) -> CommandLine:
+    """Read our flags, and Python's as Python reads them. They end where the program begins. After --help or --version
+    nothing else is read.
+
+    Raises:
+        UnknownFlag: a flag is neither ours nor Python's.
+        ValueError: a flag lacks its argument or isn't allowed, or there is no program to run.
+    """
+    line, rest = CommandLine(), list(argv)
     # By hand: argparse would take the program's flags for its own, and can't read joined ones such as -uB.
-    while rest and rest[0].startswith("-") and rest[0] != "-" and not asked.program:
+    while rest and rest[0].startswith("-") and rest[0] != "-" and not line.program:
         word = rest.pop(0)
         # As Python: it ends the flags, and a file whose name begins with a dash may follow.
         if word == "--":
-            asked.program = ["--"] if rest and rest[0].startswith("-") and rest[0] != "-" else []
+            line.program = ["--"] if rest and rest[0].startswith("-") and rest[0] != "-" else []
             break
         if word.startswith("--"):
-            _read_long(asked, word, rest)
+            _read_long(line, word, rest)
         else:
-            _read_short(asked, word, rest)
-        if asked.help or asked.version:
-            return asked
-    asked.program += rest
-    if not asked.program and "-i" not in asked.flags:
+            _read_short(line, word, rest)
+        if line.help or line.version:
+            return line
+    line.program += rest
+    if not line.program and "-i" not in line.flags:
         raise ValueError("there is no program to run")
-    return asked
+    return line
 
 
-def _read_long(asked: Asked, word: str, rest: list[str]) -> None:
-    """Read a flag with two dashes, and its argument from `rest`. Raises ValueError for one that isn't right."""
+def _read_long(line: CommandLine, word: str, rest: list[str]) -> None:
+    """Read a flag with two dashes into `line`, and take its argument out of `rest`.
+
+    Raises:
+        UnknownFlag: the flag is neither ours nor Python's.
+        ValueError: --set lacks its argument, or that names no option or a wrong value.
+    """
     if word in ("--help", "--version"):
-        asked.help, asked.version = word == "--help", word == "--version"
+        line.help, line.version = word == "--help", word == "--version"
     elif word == "--no-strict":
-        asked.settings[choices.PREFIX + "STRICT"] = "off"
+        line.settings[choices.PREFIX + "STRICT"] = "off"
     elif word == "--report":
         # The process that runs the program is this one: see _startup/sitecustomize.py for who reports.
-        asked.settings[SWITCH] = f"report:{os.getpid()}"
+        line.settings[SWITCH] = f"report:{os.getpid()}"
     elif word == "--set" or word.startswith("--set="):
         rest[:0] = [word[6:]] if word != "--set" else []
         name, equals, value = (rest.pop(0) if rest else "").partition("=")
         if not (name and equals):
             raise ValueError("--set is followed by OPTION=VALUE")
         choices.choose(choices.DEFAULT, {name: value})  # raises for a wrong option, before the program starts
-        asked.settings[choices.PREFIX + name.upper()] = value
+        line.settings[choices.PREFIX + name.upper()] = value
     elif word == CHECK_PYCS and rest:
-        asked.flags += [word, rest.pop(0)]
+        line.flags += [word, rest.pop(0)]
     else:
         raise UnknownFlag(word.partition("=")[0])
 
 
-def _read_short(asked: Asked, word: str, rest: list[str]) -> None:
-    """Read a word such as -u, -OO, -uB, -Werror or -um. The argument of a flag is the rest of the word, or the next."""
+def _read_short(line: CommandLine, word: str, rest: list[str]) -> None:
+    """Read a word such as -u, -OO, -uB, -Werror or -um into `line`. The argument of a flag is the rest of the word, or
+    the next, which is taken out of `rest`.
+
+    Raises:
+        UnknownFlag: a letter is no flag of Python's.
+        ValueError: a flag lacks its argument, or makes Python skip what `run` relies on.
+    """
     for place, letter in enumerate(word[1:], start=1):
         if letter in PLAIN:
-            asked.flags.append(f"-{letter}")
+            line.flags.append(f"-{letter}")
         elif letter in CUT_OFF:
             raise ValueError(f"-{letter} makes Python skip what `run` relies on: PYTHONPATH or sitecustomize")
         elif letter in "h?":
-            asked.help = True
+            line.help = True
         elif letter in "WXmc":
             if not word[place + 1 :] and not rest:
                 what = {"m": "a module", "c": "code", "W": "a filter", "X": "an option"}[letter]
@@ -176,16 +202,25 @@ def _read_short(asked: Asked, word: str, rest: list[str]) -> None:
             words = [f"-{letter}", word[place + 1 :] or rest.pop(0)]
             # -m and -c end Python's flags: all words after them are the program's.
             if letter in "WX":
-                asked.flags += words
+                line.flags += words
             else:
-                asked.program = words
+                line.program = words
             return
         else:
             raise UnknownFlag(f"-{letter}")
 
 
 def command_of(flags: list[str], program: list[str]) -> list[str]:
-    """The command line of the program, with these flags after those that this Python was started with."""
+    """The command line of the program, with these flags after those that this Python was started with.
+
+    Args:
+        flags: Python's flags.
+        program: the program with its arguments, as in `CommandLine`.
+
+    Raises:
+        ValueError: there is no such program, the flags stand before a command that isn't Python, or this Python ignores
+            what `run` relies on.
+    """
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("this Python was started with -E, -I or -S, so it and its children skip what `run` relies on")
     # What multiprocessing, too, gives to the interpreters that it starts; and what it leaves out, -u and -i.
@@ -225,9 +260,14 @@ def _no_program(path: str) -> str | None:
 
 
 def environment(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the program: the switch, our folder first on PYTHONPATH, and the options.
+    """The environment of the program: the switch, our folder first on PYTHONPATH, and the options. `environ` isn't
+    changed.
 
     An empty entry of PYTHONPATH means the current folder, so it stays. An empty PYTHONPATH has no entries.
+
+    Args:
+        environ: of this process.
+        settings: variables that our own flags set.
     """
     # Ours is taken out before it is put first: `run` inside of `run` must not let the folder stand twice.
     former = environ.get("PYTHONPATH", "")

@@ -104,15 +104,23 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Print the explanation. Returns 2 if there is none."""
+    """Print the explanation, and write a picture with --out. Returns 0, or 2 after an error, which is printed to
+    standard error."""
     make = _explain_on_one_mesh if arguments.to_mesh is None else _explain_to_another_mesh
     return _print_and_save("explain", lambda: make(arguments), arguments.out)
 
 
 def _explain_to_another_mesh(arguments: argparse.Namespace) -> FlowExplanation:
-    """The explanation for `--to-mesh`: who sends how much to whom. Raises ValueError for a wrong argument."""
-    shape = typed.integers(arguments.shape, "--shape", least=0)
-    meshes = typed.mesh(arguments.mesh, arguments.axes, arguments.permute), typed.mesh(arguments.to_mesh, None, None)
+    """The explanation for `--to-mesh`: who sends how much to whom.
+
+    Raises:
+        ValueError: an argument is wrong, or a shard isn't one box.
+    """
+    shape = typed.parse_integers(arguments.shape, "--shape", least=0)
+    meshes = (
+        typed.parse_mesh(arguments.mesh, arguments.axes, arguments.permute),
+        typed.parse_mesh(arguments.to_mesh, None, None),
+    )
     source = _end(meshes[0], arguments.ranks, "--ranks", arguments.source, shape)
     target = _end(meshes[1], arguments.to_ranks, "--to-ranks", arguments.target, shape)
     name = dtype_name(arguments.dtype)
@@ -127,22 +135,36 @@ def _explain_to_another_mesh(arguments: argparse.Namespace) -> FlowExplanation:
 
 
 def _end(mesh: typed.Mesh, ranks: str | None, option: str, placements: str, shape: tuple[int, ...]) -> End:
-    """One end of a move between meshes: placements, sizes and ranks."""
-    listed = typed.ranks(ranks, math.prod(mesh.sizes), option)
+    """One end of a move between meshes: placements, sizes and ranks.
+
+    Args:
+        ranks: of the mesh, as typed; None for 0, 1, 2, ...
+        option: the name of the option that gave them, for the message.
+        placements: as typed.
+        shape: of the whole tensor.
+
+    Raises:
+        ValueError: the ranks or the placements don't fit the mesh or the tensor.
+    """
+    listed = typed.parse_ranks(ranks, math.prod(mesh.sizes), option)
     order = tuple([listed[position] for position in mesh.ranks])
-    return typed.placements(placements, len(mesh.sizes), len(shape)), mesh.sizes, order
+    return typed.parse_placements(placements, len(mesh.sizes), len(shape)), mesh.sizes, order
 
 
 def _explain_on_one_mesh(arguments: argparse.Namespace) -> Explanation:
-    """The explanation of a redistribution on one mesh. Raises ValueError for a wrong argument."""
+    """The explanation of a redistribution on one mesh.
+
+    Raises:
+        ValueError: an argument is wrong, or is for `--to-mesh`.
+    """
     for option in ("ranks", "to_ranks", "tensors", "budget"):
         if getattr(arguments, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} is for --to-mesh")
-    mesh = typed.mesh(arguments.mesh, arguments.axes, arguments.permute)
-    flattened = [typed.axis_numbers(text, mesh.names, "--flattened") for text in arguments.flattened]
-    shape = typed.integers(arguments.shape, "--shape", least=0)
+    mesh = typed.parse_mesh(arguments.mesh, arguments.axes, arguments.permute)
+    flattened = [typed.parse_axes(text, mesh.names, "--flattened") for text in arguments.flattened]
+    shape = typed.parse_integers(arguments.shape, "--shape", least=0)
     texts = (arguments.source, arguments.target)
-    ends = [typed.placements(text, len(mesh.sizes), len(shape)) for text in texts]
+    ends = [typed.parse_placements(text, len(mesh.sizes), len(shape)) for text in texts]
     groups = groups_at_hand(arguments.flatten, mesh.sizes, flattened)
     name, cost = dtype_name(arguments.dtype), Cost()
 
@@ -153,6 +175,9 @@ def _explain_on_one_mesh(arguments: argparse.Namespace) -> Explanation:
 
 def dtype_name(text: str) -> str:
     """Torch's name of a dtype, from that name or a short one.
+
+    Raises:
+        ValueError: no release of torch has it.
 
     >>> dtype_name("bf16"), dtype_name("torch.float32")
     ('bfloat16', 'float32')
@@ -193,24 +218,34 @@ def add_draw(parser: argparse.ArgumentParser) -> None:
 
 
 def draw(arguments: argparse.Namespace) -> int:
-    """Print the mesh, and write a picture with --out. Returns 2 if the mesh can't be drawn."""
+    """Print the mesh, and write a picture with --out. Returns 0, or 2 if the mesh can't be drawn, with the reason on
+    standard error."""
     return _print_and_save("draw", lambda: _drawing(arguments), arguments.out)
 
 
 def _drawing(arguments: argparse.Namespace) -> Drawing:
-    """What `draw` prints, for `--mesh` or `--degrees`. Raises ValueError for a wrong argument."""
+    """What `draw` prints, for `--mesh` or `--degrees`.
+
+    Raises:
+        ValueError: an argument is wrong, or is for the other of the two.
+    """
     if arguments.degrees is not None:
         if arguments.axes or arguments.permute:
             raise ValueError("--axes and --permute are for --mesh; the meshes of --degrees have theirs")
-        return Drawing(of_degrees(typed.degrees(arguments.degrees, arguments.ranks)), arguments.gpus_per_host)
+        return Drawing(of_degrees(typed.parse_degrees(arguments.degrees, arguments.ranks)), arguments.gpus_per_host)
     if arguments.ranks is not None:
         raise ValueError("--ranks is for --degrees; --mesh has the ranks of its sizes")
-    mesh = typed.mesh(arguments.mesh, arguments.axes, arguments.permute)
+    mesh = typed.parse_mesh(arguments.mesh, arguments.axes, arguments.permute)
     return Drawing(MeshMap.of(mesh.names, mesh.sizes, mesh.ranks), arguments.gpus_per_host)
 
 
 def _print_and_save(command: str, make: Callable[[], screen.Shown], out: str | None) -> int:
-    """Print what `make` returns, and write its picture to the file `out`. Returns the exit code, 2 after an error."""
+    """Print what `make` returns, and write its picture to the file `out`. Returns the exit code: 0, or 2 after a
+    ValueError, ImportError or OSError, which is printed to standard error.
+
+    Args:
+        command: its name, for the message.
+    """
     try:
         printed = make()
         if out:  # before printing, since `... | head` may end the process while it prints
@@ -238,7 +273,9 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Turn the overlay on as far as targets are recognised, and print the status. Returns 1 if a patch was left out."""
+    """Turn the overlay on as far as targets are recognised, and print the status. Returns 1 if a patch was left out or
+    the overlay can't be turned on, else 0. With --release, prints what differs on that torch instead, and returns 2 if
+    it isn't a supported release."""
     import torch_overlay
 
     if arguments.release is not None:
@@ -253,7 +290,8 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def _release(text: str) -> int:
-    """Print the patches and branches of the code that this release gets and others don't, or the other way round."""
+    """Print the patches and branches of the code that this release gets and others don't, or the other way round.
+    Returns 0, or 2 if it isn't a supported release, which is printed to standard error."""
     try:
         release = versions.parse(text)
     except UnknownRelease as error:

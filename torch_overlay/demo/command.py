@@ -29,7 +29,8 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Run the demo. Returns 0, or 1 if a process failed, 2 for wrong arguments, 130 if it was interrupted."""
+    """Run the demo. Returns 0, or 1 if a process failed, 2 for wrong arguments, 130 if it was interrupted. Writes the
+    figures to the file of `--json`, if it is given."""
     if options.json and not Path(options.json).absolute().parent.is_dir():
         print(f"demo: the folder of {options.json} must exist", file=sys.stderr)
         return 2
@@ -52,7 +53,14 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def run(screen: Screen, device: str) -> dict[str, Any]:
-    """Measure each panel and print it. Returns what was measured, by panel."""
+    """Measure each panel and print it. Returns what was measured, by panel.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Raises:
+        RuntimeError: a rank failed, as `Processes.ask`.
+    """
     where = "gloo processes of this machine" if device == "cpu" else "processes with the GPUs of this machine"
     screen.say(Styled(f"What torch_overlay changes, on {where}.", "head"))
     figures: dict[str, Any] = {}

@@ -23,7 +23,8 @@ NO_GPU = "--device cuda needs a GPU, and torch finds none"
 
 
 def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
-    """Send 300 weights from a trainer's mesh to two servers, by hand and by a Transfer. Neither needs the overlay."""
+    """Send 300 weights from a trainer's mesh to two servers, by hand and by a Transfer. Neither needs the overlay.
+    Returns the figures that `show_weights` prints. Raises as `Processes.ask`."""
     screen.now("starting 6 processes, each with its own torch")
     ways = ("loop", "transfer")
     with Processes("weights", "WeightsRank", 6, overlay=False, device=device) as world:
@@ -69,7 +70,12 @@ def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 
 
 def show_weights(figures: dict[str, Any], width: int) -> list[str]:
-    """The lines of the panel."""
+    """Return the lines of the first panel, weights from a trainer to servers.
+
+    Args:
+        figures: what `weights` returned.
+        width: columns to print in.
+    """
     title = "300 weights, sharded over a 2x2 mesh of 4 ranks, to 2 servers that cut them otherwise."
     rows = [
         (f"time, ms (median of {ROUNDS})", *(1000 * seconds for seconds in figures["seconds"].values()), 0),
@@ -93,7 +99,12 @@ def show_weights(figures: dict[str, Any], width: int) -> list[str]:
 
 
 def _only_changes(changes: Sequence[dict[str, int]]) -> str:
-    """What a Transfer with `changes=True` sent, when all elements were new and when few were."""
+    """A sentence on what a Transfer with `changes=True` sent, when all elements were new and when few were.
+
+    Args:
+        changes: for each of the two, the bytes and elements that were sent, of how many elements, and how many weights
+            came right.
+    """
     whole, few = changes
     mib = [step["bytes"] / (1 << 20) for step in changes]
     right = "All came right." if min(whole["right"], few["right"]) == WEIGHTS else "Not all came right."
@@ -104,7 +115,8 @@ def _only_changes(changes: Sequence[dict[str, int]]) -> str:
 
 
 def killed(screen: Screen, device: str = "cpu") -> dict[str, Any]:
-    """Kill a server between two runs of a Transfer with a timeout, and see what the others say."""
+    """Kill a server between two runs of a Transfer with a timeout, and see what the others say. Returns the figures
+    that `show_killed` prints. Raises as `Processes.ask`."""
     screen.now("starting a trainer and two servers")
     with Processes("killed", "KilledRank", 3, overlay=False, device=device) as world:
         world.enter()
@@ -119,7 +131,12 @@ def killed(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 
 
 def show_killed(figures: dict[str, Any], width: int) -> list[str]:
-    """The lines of the panel."""
+    """Return the lines of the second panel, a server that is killed.
+
+    Args:
+        figures: what `killed` returned.
+        width: columns to print in.
+    """
     lost, timeout = figures["killed"], figures["timeout"]
     title = f"Rank 0 trains, ranks 1 and 2 serve, timeout={timeout:g}. Rank {lost} is killed; the others call run()."
     lines = _headed("2. A server that is killed", title, width)
@@ -130,7 +147,8 @@ def show_killed(figures: dict[str, Any], width: int) -> list[str]:
 
 
 def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
-    """Let ranks build different meshes, on stock, under the overlay and with check_mesh, and see what they say."""
+    """Let ranks build different meshes, on stock, under the overlay and with check_mesh, and see what they say. Returns
+    the figures that `show_meshes` prints. Raises as `Processes.ask`."""
     screen.now("starting 3 x 4 processes that build different meshes")
     with (
         Processes("stock", "MeshRank", 4, overlay=False, device=device) as stock,
@@ -167,7 +185,12 @@ def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 
 
 def show_meshes(figures: dict[str, Any], width: int) -> list[str]:
-    """The lines of the panel."""
+    """Return the lines of the third panel, ranks that build different meshes.
+
+    Args:
+        figures: what `meshes` returned.
+        width: columns to print in.
+    """
     title = "Rank 0 of 4 builds (dp=2, tp=2), the others build (dp=4)."
     lines = _headed("3. Ranks that build different meshes", title, width)
     if figures["stock_waits"]:
@@ -192,7 +215,7 @@ def show_meshes(figures: dict[str, Any], width: int) -> list[str]:
 
 def gathers(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     """Gather vectors of each length that are cut over a mesh with a flattened view. Returns the results, by side and
-    length."""
+    length. Raises as `Processes.ask`."""
     gathered: dict[str, Any] = {}
     for name, on in {"stock": False, "overlay": True}.items():
         screen.now(f"{name}: gathering vectors of 1 to {LONGEST} elements")
@@ -205,12 +228,21 @@ def gathers(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 
 
 def wrong(gathered: dict[int, Any]) -> list[int]:
-    """The lengths of the vectors that came back wrong."""
+    """The lengths of the vectors that came back wrong.
+
+    Args:
+        gathered: by length, the vector that came back, or the error.
+    """
     return [length for length, values in gathered.items() if values != list(range(length))]
 
 
 def show_gathers(figures: dict[str, Any], width: int) -> list[str]:
-    """The lines of the panel."""
+    """Return the lines of the fourth panel, a redistribution that stock gets wrong.
+
+    Args:
+        figures: what `gathers` returned.
+        width: columns to print in.
+    """
     title = (
         "The numbers 0, 1, 2... cut over both axes of a 2x2 mesh with a flattened view, made whole by full_tensor()."
     )
@@ -240,6 +272,7 @@ def _wrong_lengths(bad: dict[str, list[int]], width: int) -> list[str]:
 
 
 def _headed(title: str, text: str, width: int) -> list[str]:
+    """The lines above a panel: its title, and a text in lines of this width."""
     return ["", *styled([title], "side"), *wrapped(text, "", width), ""]
 
 
@@ -265,7 +298,7 @@ def compared(
 
 
 def times_better(cost: float, other: float) -> str:
-    """How many times less the second costs, as text.
+    """How many times less the second costs, as text; "-" if one of them costs nothing.
 
     >>> times_better(33, 11), times_better(44, 42), times_better(48, 48), times_better(36, 39), times_better(600, 3)
     ('3x', '1.05x', 'same', '0.92x', '200x')

@@ -28,14 +28,15 @@ class Processes:
 
     Args:
         name: how messages call this world.
-        make: the name of the ranks' class in `ranks.py`, which imports torch.
+        class_name: the name of the ranks' class in `ranks.py`, which imports torch.
+        ranks: how many there are.
         timeout: how many seconds a rank may take for an answer.
         arguments: of the class, beside the rank.
     """
 
-    def __init__(self, name: str, make: str, ranks: int, timeout: float = 120.0, **arguments: Any) -> None:
+    def __init__(self, name: str, class_name: str, ranks: int, timeout: float = 120.0, **arguments: Any) -> None:
         self.name, self.ranks, self.timeout = name, ranks, timeout
-        self._make, self._arguments = make, {"ranks": ranks, **arguments}
+        self._class_name, self._arguments = class_name, {"ranks": ranks, **arguments}
         self._logs = tempfile.TemporaryDirectory(prefix="torch_overlay_demo_")
         self.processes: list[Any] = []
         self._pipes: list[multiprocessing.connection.Connection] = []
@@ -50,7 +51,15 @@ class Processes:
         self.close(force=exception[0] is not None)
 
     def ask(self, order: str, *arguments: Any, ranks: range | None = None) -> list[Any]:
-        """Send an order to all ranks (or some), and return their answers by rank. Raises WorkerError."""
+        """Send an order to all ranks (or some), and return their answers in the order of the ranks.
+
+        Args:
+            order: the name of a method of the ranks' class.
+            arguments: of the method.
+
+        Raises:
+            WorkerError: a rank failed, ended or gave no answer in time.
+        """
         ranks = ranks or range(self.ranks)
         self.tell(order, *arguments, ranks=ranks)
         answers: dict[int, Any] = {}
@@ -66,7 +75,12 @@ class Processes:
         return [answers[rank] for rank in ranks]
 
     def tell(self, order: str, *arguments: Any, ranks: range) -> None:
-        """Send an order without waiting for the answer."""
+        """Send an order without waiting for the answer. A rank that is gone is passed over.
+
+        Args:
+            order: the name of a method of the ranks' class.
+            arguments: of the method.
+        """
         for rank in ranks:
             try:
                 self._pipes[rank].send((order, arguments))
@@ -74,18 +88,26 @@ class Processes:
                 pass  # the rank is gone, which `ask` finds when it waits for the answer
 
     def enter(self) -> str:
-        """Let all ranks open their world. Returns torch's version."""
+        """Let all ranks open their world. Returns torch's version.
+
+        Raises:
+            WorkerError: a rank failed, ended or gave no answer in time.
+        """
         (release, *_) = self.ask("ready")
         (port,) = self.ask("listen", ranks=range(1))
         self.ask("join", port)
         return release
 
     def answered(self, rank: int, seconds: float = 0.0) -> bool:
-        """True if a rank has answered an order of `tell`, or has ended."""
+        """True if a rank has answered an order of `tell`, or has ended.
+
+        Args:
+            seconds: how long to wait for that.
+        """
         return self._pipes[rank].poll(seconds)
 
     def log(self, rank: int) -> str:
-        """The text that a rank has printed so far."""
+        """The text that a rank has printed so far; empty if there is none."""
         try:
             with open(self._log(rank), encoding="utf-8", errors="replace") as log:
                 return log.read()
@@ -93,7 +115,8 @@ class Processes:
             return ""
 
     def close(self, force: bool = False) -> None:
-        """Ask all processes to end, and kill those that don't within 5 seconds; at once if `force`."""
+        """Ask all processes to end, and kill those that don't within 5 seconds; at once if `force`. What they printed
+        is deleted."""
         for pipe in self._pipes:
             try:
                 pipe.send(None)
@@ -108,11 +131,11 @@ class Processes:
         self._logs.cleanup()
 
     def _start(self, rank: int) -> None:
-        """Start the process of a rank, with a pipe for orders and answers."""
+        """Start the process of a rank, with a pipe for orders and answers, and add both to the lists."""
         context: Any = multiprocessing.get_context(_METHOD)
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_serve, args=(self._make, rank, self._arguments, theirs, self._log(rank)), daemon=True
+            target=_run_rank, args=(self._class_name, rank, self._arguments, theirs, self._log(rank)), daemon=True
         )
         process.start()
         theirs.close()  # else this process would hold the pipe open, and never notice that the rank ended
@@ -120,7 +143,15 @@ class Processes:
         self._pipes.append(ours)
 
     def _collect(self, ranks: set[int], order: str, answers: dict[int, Any]) -> None:
-        """Read the answers of ranks that have one. Raises WorkerError for a rank that failed or ended."""
+        """Read the answers of ranks that have one, into `answers`.
+
+        Args:
+            ranks: those that have answered or ended.
+            order: for the message.
+
+        Raises:
+            WorkerError: a rank failed or ended.
+        """
         for rank in sorted(ranks):
             try:
                 succeeded, answer = self._pipes[rank].recv()
@@ -134,23 +165,33 @@ class Processes:
             answers[rank] = answer
 
     def _who(self, ranks: list[int]) -> str:
+        """The world and some of its ranks as text."""
         return f"{self.name}: rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
     def _log(self, rank: int) -> str:
+        """The path of the file to which a rank prints."""
         return os.path.join(self._logs.name, f"rank{rank}.log")
 
     def _last_words(self, rank: int) -> str:
+        """The last lines that a rank printed."""
         return "\n".join(self.log(rank).splitlines()[-20:])
 
 
-def _serve(make: str, *arguments: Any) -> None:
+def _run_rank(class_name: str, *arguments: Any) -> None:
+    """The main function of a rank's process: imports torch, then answers orders until the parent ends it.
+
+    Args:
+        class_name: the name of a class in `ranks.py`.
+        arguments: of `ranks.serve`, after the class.
+    """
     ranks = importlib.import_module(_RANKS)  # imports torch, which the parent never does
-    ranks.serve(getattr(ranks, make), *arguments)
+    ranks.serve(getattr(ranks, class_name), *arguments)
 
 
 @contextmanager
 def _worker_environment() -> Iterator[None]:
-    """Set the environment in which the ranks start: one thread each, loopback only. The parent's is restored after."""
+    """Set the environment in which the ranks start, in this process: one thread each, loopback only. What was there is
+    restored after the block."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     # One thread each: up to twelve ranks share the cores. Loopback: gloo else resolves the host's name, which may fail.
     wanted = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback}

@@ -35,10 +35,15 @@ _MESSAGES = "send", "recv"  # between two ranks, as those in which a Transfer's 
 
 
 def serve(make: type[Rank], rank: int, arguments: dict[str, Any], parent: Connection, log: str) -> None:
-    """The main function of a rank. Answers orders until the parent sends None or ends.
+    """The main function of a rank. Answers orders until the parent sends None or ends, or an order fails.
 
     An answer is (True, value) or (False, traceback). The output of the process goes to the file `log`, which the parent
     reads.
+
+    Args:
+        make: the class of the rank.
+        arguments: of the class, after the rank.
+        parent: from which orders come, each a name of a method and its arguments.
     """
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):  # not sys.stdout, since C++ libraries print, too
@@ -59,8 +64,13 @@ class Rank:
     """The orders that every rank understands. They open a world and close it, and all ranks get each of them.
 
     Args:
+        ranks: how many ranks there are.
         overlay: turn the overlay on, with these options.
         device: "cpu" or "cuda". New tensors are made there by default.
+        options: of the overlay.
+
+    Raises:
+        RuntimeError: there is no GPU for "cuda"; or the overlay is on and shouldn't be. Or as `torch_overlay.enable`.
     """
 
     def __init__(self, rank: int, ranks: int, overlay: bool, device: str = "cpu", **options: Any) -> None:
@@ -74,7 +84,12 @@ class Rank:
         self.store: dist.TCPStore | None = None
 
     def _use_gpus(self) -> str:
-        """Choose this rank's GPU. Returns the backend: NCCL, which needs a GPU for each rank, or else gloo."""
+        """Choose this rank's GPU, also as the device of new tensors. Returns the backend: NCCL, which needs a GPU for
+        each rank, or else gloo.
+
+        Raises:
+            RuntimeError: torch finds no GPU.
+        """
         count = torch.cuda.device_count()
         if not count:
             raise RuntimeError(NO_GPU)
@@ -88,23 +103,28 @@ class Rank:
         return torch_overlay.status().release
 
     def listen(self) -> int:
-        """Rank 0 holds the store; the system picks the port, so two worlds never meet."""
+        """Make the store, on rank 0, and return its port. The system picks the port, so two worlds never meet."""
         self.store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
         return self.store.port
 
     def join(self, port: int) -> None:
-        """Enter the world."""
+        """Enter the world. Collective over all ranks.
+
+        Args:
+            port: of rank 0's store.
+        """
         store = self.store or dist.TCPStore(LOOPBACK, port, is_master=False, timeout=self.timeout)
         dist.init_process_group(self.backend, store=store, rank=self.rank, world_size=self.ranks, timeout=self.timeout)
         dist.barrier()
 
     def leave(self) -> None:
+        """Leave the world together with all other ranks."""
         dist.barrier()
         dist.destroy_process_group()
 
 
 def timed(call: Any) -> float:
-    """The seconds that a call takes. All ranks begin it together."""
+    """The seconds that a call takes. All ranks begin it together, so all must call this."""
     dist.barrier()
     start = time.perf_counter()
     call()
@@ -141,7 +161,8 @@ class WeightsRank(Rank):
         return planned
 
     def train(self) -> None:
-        """Set the trainer's weights. The values differ for each element, weight and step, so a mix-up would be seen."""
+        """Count a new step and set the trainer's weights. The values differ for each element, weight and step, so a
+        mix-up would be seen."""
         self.step, self.late = self.step + 1, 0.0
         self._set()
 
@@ -158,6 +179,7 @@ class WeightsRank(Rank):
                 self.state[name].to_local().copy_(new.to_local())
 
     def _whole(self, number: int) -> torch.Tensor:
+        """The values of a weight in this step, as a whole tensor."""
         values = torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32) + 10_000 * number + self.step
         values[::EVERY] += self.late
         return values.view(SHAPE)
@@ -171,6 +193,7 @@ class WeightsRank(Rank):
                 weight.to_local().copy_(whole.chunk(2, dim=self.dims[name])[self.rank - 4])
 
     def transfer(self) -> None:
+        """Send the weights by the Transfer."""
         self.sync.run()
 
     def changed(self) -> tuple[int, int, int]:
@@ -180,7 +203,12 @@ class WeightsRank(Rank):
         return self.changes.sent_bytes, *self.changes.changed
 
     def time(self, way: str) -> tuple[float, int | None]:
-        """The seconds, and the bytes that this rank wrote to sockets; None if the kernel doesn't count them."""
+        """Send the weights in one way. Returns the seconds, and the bytes that this rank wrote to files and sockets
+        meanwhile; None if the kernel doesn't count them.
+
+        Args:
+            way: "loop" or "transfer".
+        """
         # What the kernel counts, and not what either way says of itself.
         before = written()
         seconds = timed(getattr(self, way))
@@ -188,11 +216,15 @@ class WeightsRank(Rank):
         return seconds, None if before is None or after is None else after - before
 
     def count(self, way: str) -> int:
-        """How many collectives this rank runs."""
+        """Send the weights in one way. Returns how many collectives this rank ran.
+
+        Args:
+            way: "loop" or "transfer".
+        """
         return sum(count_collectives(getattr(self, way))[1].values())
 
     def right(self) -> int:
-        """How many of a server's weights equal the trainer's of this step, to the bit."""
+        """How many of a server's weights equal the trainer's of this step, to the bit. All of them on the trainer."""
         if self.trains:
             return WEIGHTS
         # Made anew here, and not sent: nothing that is compared came over the way that is tested.
@@ -247,7 +279,8 @@ class GatherRank(Rank):
     """Cuts vectors of many lengths over both axes of a mesh with a flattened view, and gathers them."""
 
     def gather(self, longest: int) -> dict[int, list[int] | str]:
-        """For each length, the vector that this rank gathered, or the error."""
+        """Cut and gather a vector of each length from 1 to `longest`. Returns what this rank gathered, or the error, by
+        length."""
         mesh = init_device_mesh(self.device, (2, 2), mesh_dim_names=("dp", "tp"))
         mesh._flatten("dp_tp")  # with this view stock merges two gathers to one, and that is wrong for uneven shards
         return {length: self._gathered(mesh, length) for length in range(1, longest + 1)}
@@ -272,5 +305,6 @@ def count_collectives(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
 
 
 def _kind(operator: str) -> str:
+    """The kind of collective that an operator of c10d is; its own name if it is none of those that the demo counts."""
     bare = operator.strip("_")
     return next((kind for start, kind in _KINDS.items() if bare.startswith(start)), bare)

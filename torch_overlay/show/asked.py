@@ -44,7 +44,11 @@ Target = tuple[DeviceMesh, "Placements"]
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Torch's dtype of this name. Raises ValueError if it has none."""
+    """Torch's dtype of this name.
+
+    Raises:
+        ValueError: this torch has none.
+    """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"--dtype: this torch has no dtype {name!r}")
@@ -54,7 +58,7 @@ def dtype_of(name: str) -> torch.dtype:
 def of_anything(
     tensors: Any, placements: Any, device_mesh: DeviceMesh | None, budget: int
 ) -> Explanation | FlowExplanation:
-    """See `torch_overlay.explain`."""
+    """See `torch_overlay.explain`. Raises as `of_transfer`, `of_tree` and `of_tensor` do, by what is given."""
     if isinstance(tensors, Transfer):
         return of_transfer(tensors)
     if device_mesh is not None or isinstance(tensors, (dict, list, tuple)):
@@ -70,7 +74,15 @@ def of_words(
     groups: JointAxes,
     cost: Cost,
 ) -> Explanation:
-    """Explain a redistribution that was typed on a command line. No mesh and no process group is made."""
+    """Explain a redistribution that was typed on a command line. No mesh and no process group is made.
+
+    Args:
+        ends: the placements before, and those after.
+        groups: the sets of axes that have a joint group; None for all of them.
+
+    Raises:
+        ValueError: the placements are wrong, as in `Regions.of`.
+    """
     source, target = (tuple(map(to_torch_placement, end)) for end in ends)
     regions = typed.regions_of_ends(ends, shape, mesh.sizes)
     question = _redistribution((source, target), shape, dtype, mesh, regions, groups, cost)
@@ -78,14 +90,23 @@ def of_words(
 
 
 def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
-    """Explain `tensor.redistribute(placements=placements)`, with the groups and options of this process."""
+    """Explain `tensor.redistribute(placements=placements)`, with the groups and options of this process. Nothing
+    communicates.
+
+    Args:
+        placements: torch's placements, or words such as "S0,R".
+
+    Raises:
+        TypeError: `tensor` is no DTensor.
+        ValueError: there isn't one placement for each axis of its mesh, or a word is none.
+    """
     source = getattr(tensor, "_spec", None)
     if not isinstance(source, DTensorSpec) or source.tensor_meta is None:
         raise TypeError(f"explain() needs a DTensor and placements, got {type(tensor).__name__}")
     mesh = real_mesh(source.mesh)
     target = DTensorSpec(mesh, _placements(placements, mesh, source.ndim), tensor_meta=source.tensor_meta)
     settings = options()
-    names = tuple(mesh.mesh_dim_names or typed.names(None, mesh.ndim))
+    names = tuple(mesh.mesh_dim_names or typed.parse_names(None, mesh.ndim))
     regions, groups = _regions(mesh, source, target), _groups(mesh, settings, is_enabled())
     ends = tuple(source.placements), tuple(target.placements)
     plain_mesh = typed.Mesh(tuple(mesh.shape), names, tuple(mesh.mesh.flatten().tolist()))
@@ -96,9 +117,17 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
 
 
 def _placements(placements: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
-    """Torch's placements, from words or placements. Negative dims become positive, as DTensor makes them."""
+    """Torch's placements, from words or placements. Negative dims become positive, as DTensor makes them.
+
+    Args:
+        ndim: dims of the tensor.
+
+    Raises:
+        ValueError: there isn't one placement for each axis of the mesh, a word is none, or it shards a dim that the
+            tensor lacks.
+    """
     if isinstance(placements, str):
-        return tuple(map(to_torch_placement, typed.placements(placements, mesh.ndim, ndim)))
+        return tuple(map(to_torch_placement, typed.parse_placements(placements, mesh.ndim, ndim)))
     placements = tuple(placements)
     if len(placements) != mesh.ndim or not all(isinstance(placement, Placement) for placement in placements):
         raise ValueError(f"explain() needs {mesh.ndim} placements, one for each axis of {mesh}, got {placements}")
@@ -110,12 +139,20 @@ def _redistribution(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     mesh: typed.Mesh,
-    regions: typed.Ends,
+    regions: typed.RegionsOrReason,
     groups: JointAxes,
     cost: Cost,
     named: bool = True,
 ) -> Redistribution:
-    """The value that `explained` plans: its fields from what was typed, or from a DTensor."""
+    """Make the value that `explained` plans.
+
+    Args:
+        ends: torch's placements before and after.
+        shape: of the whole tensor.
+        regions: what `regions_of_ends` returns.
+        groups: the sets of axes that have a joint group; None for all of them.
+        named: False if the mesh has no names, and those of `mesh` are ours.
+    """
     before, after, refused = regions
     return Redistribution(
         words=("·".join(map(word_of, ends[0])), "·".join(map(word_of, ends[1]))),
@@ -134,8 +171,9 @@ def _redistribution(
     )
 
 
-def _regions(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> typed.Ends:
-    """The regions of both specs, and the reason if the overlay would leave this to torch's own steps."""
+def _regions(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> typed.RegionsOrReason:
+    """Return the regions of both specs, and the reason if the overlay would leave this to torch's own steps, else "".
+    If the planner has no regions for these specs, return (None, None, the reason)."""
     shape, sizes = tuple(source.shape), tuple(mesh.shape)
     try:
         before, after = (
@@ -148,7 +186,12 @@ def _regions(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> type
 
 
 def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
-    """The sets of axes for which there is a joint group. While the overlay is off, those that a new mesh would have."""
+    """The sets of axes for which there is a joint group.
+
+    Args:
+        settings: the options of the overlay.
+        on: True if the overlay is on. While it is off, the sets are those that a new mesh would have.
+    """
     policy = "existing" if settings.share_groups == "off" else settings.flatten
     if on:
         return joint_axes(mesh)
@@ -264,6 +307,7 @@ def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
 
 
 def _ranks(mesh: DeviceMesh) -> list[int]:
+    """The ranks of a mesh, row-major."""
     return mesh.mesh.flatten().tolist()  # type: ignore[no-any-return]
 
 

@@ -46,7 +46,8 @@ class Axis:
         return {rank: number for number, group in enumerate(self.groups) for rank in group}
 
     def reach(self, gpus_per_host: int) -> str:
-        """Says whether collectives along this axis stay inside a host, which decides how fast they are."""
+        """Says whether collectives along this axis stay inside a host, which decides how fast they are. "no
+        communication" for groups of one rank."""
         hosts = max(len({rank // gpus_per_host for rank in group}) for group in self.groups)
         return "no communication" if self.size == 1 else "inside a host" if hosts == 1 else f"over {hosts} hosts"
 
@@ -85,7 +86,11 @@ class MeshMap:
 
 
 def _groups(axis: int, sizes: Sequence[int], ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each group of an axis, from the mesh's sizes and its ranks, row-major."""
+    """The ranks of each group of an axis, from the mesh's sizes and its ranks, row-major.
+
+    Args:
+        axis: its number.
+    """
     # Along an axis, ranks of one group are `step` positions apart; a group starts where the axis's coordinate is 0.
     step, size = row_major(sizes)[axis], sizes[axis]
     starts = [at for at in range(len(ranks)) if at // step % size == 0]
@@ -130,7 +135,8 @@ class Drawing(screen.Shown):
         mesh: what is drawn.
         gpus_per_host: how many ranks each host has. Ranks are on hosts in ascending order.
 
-    Raises ValueError if `gpus_per_host` is less than 1.
+    Raises:
+        ValueError: `gpus_per_host` is less than 1.
 
     >>> print(Drawing(MeshMap.of(("dp", "tp"), (2, 2), range(4)), gpus_per_host=2))
     dp=2 x tp=2: 4 ranks on 2 hosts of 2
@@ -149,6 +155,11 @@ class Drawing(screen.Shown):
     gpus_per_host: int = 8
 
     def __post_init__(self) -> None:
+        """Check the fields.
+
+        Raises:
+            ValueError: `gpus_per_host` is less than 1.
+        """
         if self.gpus_per_host < 1:
             raise ValueError(f"gpus_per_host must be at least 1, got {self.gpus_per_host}")
 
@@ -165,7 +176,7 @@ class Drawing(screen.Shown):
         elif not isinstance(mesh, MeshMap):
             if not hasattr(mesh, "mesh_dim_names"):
                 raise TypeError(f"draw() needs a DeviceMesh, got {type(mesh).__name__}")
-            names = mesh.mesh_dim_names or typed.names(None, mesh.ndim)
+            names = mesh.mesh_dim_names or typed.parse_names(None, mesh.ndim)
             mesh = MeshMap.of(tuple(names), tuple(mesh.shape), mesh.mesh.flatten().tolist())
         return Drawing(mesh, gpus_per_host)
 
@@ -200,7 +211,12 @@ class Drawing(screen.Shown):
         return screen.headed(lines)
 
     def save(self, path: str) -> None:
-        """Write a picture with a panel for each axis; see `Shown.save`."""
+        """Write a picture with a panel for each axis. The ending of `path` chooses the format.
+
+        Raises:
+            ValueError: there are too many ranks for a picture.
+            ImportError: matplotlib isn't installed.
+        """
         _draw(self, path)
 
 
@@ -208,7 +224,7 @@ _MOST_GROUPS = 8
 
 
 def _groups_text(axis: Axis, columns: int) -> str:
-    """The ranks of the first groups, of as many as fit into this many columns."""
+    """The ranks of the first groups, of as many as fit into this many columns; dots stand for the others."""
     text = ""
     for number, group in enumerate(axis.groups[:_MOST_GROUPS]):
         longer = f"{text} | {ranks_text(group)}" if number else ranks_text(group)
@@ -226,7 +242,12 @@ _MOST_IN_ROW = 32
 
 def _grid(mesh: MeshMap, hosts: list[list[int]], width: int) -> list[str]:
     """A row for each host: its ranks, and for each axis a letter for each rank, the same for ranks of one group. Axes
-    that don't fit beside the others are printed below."""
+    that don't fit beside the others are printed below. With too many rows, a line that says so.
+
+    Args:
+        hosts: the ranks of each host.
+        width: columns to print in, if one axis fits into them.
+    """
     rows = [ranks[i : i + _MOST_IN_ROW] for ranks in hosts for i in range(0, len(ranks), _MOST_IN_ROW)]
     if len(rows) > _MOST_ROWS:
         return ["", f"{len(hosts)} hosts: draw a picture to see them"]
@@ -250,7 +271,14 @@ def _grid(mesh: MeshMap, hosts: list[list[int]], width: int) -> list[str]:
 
 
 def _block(left: list[str], margin: int, cell: int, axes: Sequence[Axis], rows: list[list[int]]) -> list[str]:
-    """The rows for these axes, each letter in the colour of its group."""
+    """The rows for these axes, each letter in the colour of its group.
+
+    Args:
+        left: the head and the label of each row.
+        margin: columns for the labels.
+        cell: columns for the letters of an axis, at least.
+        rows: the ranks of each row.
+    """
     widths = [max(cell, len(axis.name)) for axis in axes]
     head = "  ".join([left[0].ljust(margin), *(axis.name.ljust(w) for axis, w in zip(axes, widths))])
     lines = screen.styled([head.rstrip()], "head")
@@ -277,7 +305,12 @@ _WIDEST = 22.0  # inches
 
 
 def _draw(drawing: Drawing, path: str) -> None:
-    """Draw the mesh to a file: a panel for each axis. Raises ValueError if there are too many ranks."""
+    """Draw the mesh to a file: a panel for each axis.
+
+    Raises:
+        ValueError: there are too many ranks.
+        ImportError: matplotlib isn't installed.
+    """
     mesh = drawing.mesh
     if len(mesh.ranks) > MOST_RANKS:
         raise ValueError(f"a picture shows at most {MOST_RANKS} ranks, got {len(mesh.ranks)}: draw a smaller mesh")
@@ -299,7 +332,11 @@ def _draw(drawing: Drawing, path: str) -> None:
 
 
 def _columns(panels: int, grid: _Grid) -> int:
-    """How many panels stand side by side: the picture is about 1.5 times as wide as high, with few empty places."""
+    """How many panels stand side by side: the picture is about 1.5 times as wide as high, with few empty places.
+
+    Args:
+        panels: how many there are.
+    """
 
     def unlike(columns: int) -> float:
         rows = math.ceil(panels / columns)
@@ -310,7 +347,12 @@ def _columns(panels: int, grid: _Grid) -> int:
 
 
 def _legend(figure: Any, first: int, notes: list[str]) -> None:
-    """Write below the panels what colours and frames mean, and what isn't drawn."""
+    """Write below the panels what colours and frames mean, and what isn't drawn.
+
+    Args:
+        first: the rank whose group is dark.
+        notes: lines for the end.
+    """
     from matplotlib.patches import Patch
 
     marks = [Patch(facecolor=pictures.INK, label=f"rank {first}'s group")]
@@ -361,7 +403,11 @@ class _Grid:
 
 
 def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float) -> None:
-    """Draw one axis: each rank in the colour of its group, numbered if there is room, in frames of hosts."""
+    """Draw one axis: each rank in the colour of its group, numbered if there is room, in frames of hosts.
+
+    Args:
+        cell: the width of a rank's cell, in points.
+    """
     groups = axis.group_of()
     first = groups[min(groups)]
     frames = [((left - 0.12, top - 0.12), grid.across + 0.24, grid.down + 0.24) for left, top in grid.corners]

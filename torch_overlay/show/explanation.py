@@ -78,9 +78,12 @@ class Redistribution:
 
 
 def groups_at_hand(flatten: str, sizes: tuple[int, ...], flattened: list[tuple[int, ...]]) -> JointAxes:
-    """The sets of axes for which a new mesh has a group, under this value of the option `flatten`.
+    """The sets of several axes for which a new mesh has a group, under this value of the option `flatten`. Single axes,
+    which always have one, aren't listed.
 
     Args:
+        flatten: "whole" for a group over all axes, or "existing".
+        sizes: of the mesh's axes.
         flattened: the sets of axes that the user flattened.
     """
     joint = {tuple(sorted(axes)) for axes in flattened}
@@ -170,7 +173,7 @@ class ShownPlan:
         return sum(line.seconds for line in self.lines)
 
     def text(self, width: int) -> list[str]:
-        """The plan as a table."""
+        """The plan as a table, one string a line. Without steps, the note, or that there is nothing to do."""
         if not self.lines:
             if self.note:
                 return ["torch_overlay:", *wrapped(self.note, _UNDER, width)]
@@ -197,7 +200,12 @@ class Explanation(screen.Shown):
         return [*self.title(width), "", *self.plan.text(width), *self.notes(width)]
 
     def save(self, path: str) -> None:
-        """Write a picture of who sends what to whom; see `Shown.save`."""
+        """Write a picture of who sends what to whom. The ending of `path` chooses the format.
+
+        Raises:
+            ValueError: there are too many ranks for a picture, or a shard isn't one box.
+            ImportError: matplotlib isn't installed.
+        """
         from .pictures import draw_plan
 
         draw_plan(self, path)
@@ -222,7 +230,7 @@ class Explanation(screen.Shown):
         return f": {size} a rank" + (", a term of the value" if regions.pending else "")
 
     def notes(self, width: int) -> list[str]:
-        """The lines that say what the numbers assume and leave out."""
+        """The lines that say what the numbers assume and leave out. Empty if the plan has no steps."""
         if not self.plan.lines:
             return []
         cost = self.question.cost
@@ -241,4 +249,5 @@ class Explanation(screen.Shown):
 
 
 def _figures(of: ShownStep | ShownPlan) -> tuple[str, str, str]:
+    """The figures of a step or a whole plan as text: bytes in, bytes out, time."""
     return amount(of.incoming), amount(of.outgoing), duration(of.seconds)

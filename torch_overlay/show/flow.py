@@ -72,7 +72,12 @@ class FlowExplanation(screen.Shown):
         return [*head, "", *screen.headed(table), "", *screen.styled(notes, "why")]
 
     def save(self, path: str) -> None:
-        """Write a picture of who sends what to whom; see `Shown.save`."""
+        """Write a picture of who sends what to whom. The ending of `path` chooses the format.
+
+        Raises:
+            ValueError: there are too many ranks for a picture.
+            ImportError: matplotlib isn't installed.
+        """
         from .pictures import draw_flow
 
         draw_flow(self, path)
@@ -97,23 +102,26 @@ class FlowExplanation(screen.Shown):
         return out, into
 
     def _matrix(self) -> list[str]:
-        """A row for each sender and a column for each receiver, with the sums."""
+        """A row for each sender and a column for each receiver, with the sums, as lines."""
         out, into = self.sums()
         rows = [("from\\to", *map(str, self.ranks), "sends")]
         for rank in self.ranks:
-            cells = [_cell(self.flow.sent[rank, peer]) if peer != rank else "" for peer in self.ranks]
-            rows.append((str(rank), *cells, _cell(out[rank])))
-        rows.append(("gets", *[_cell(into[rank]) for rank in self.ranks], ""))
+            cells = [_bytes_text(self.flow.sent[rank, peer]) if peer != rank else "" for peer in self.ranks]
+            rows.append((str(rank), *cells, _bytes_text(out[rank])))
+        rows.append(("gets", *[_bytes_text(into[rank]) for rank in self.ranks], ""))
         return aligned(rows, right=range(1, len(rows[0])))
 
     def _table(self, width: int) -> list[str]:
-        """A row for each of the first ranks: how much it sends and gets, and with whom."""
+        """A row for each of the first ranks: how much it sends and gets, and with whom. As lines, of which those that
+        are too long are broken."""
         out, into = self.sums()
         rows: list[tuple[str, ...]] = [("rank", "sends", "gets", "to", "from")]
         for rank in self.ranks[:SHOWN]:
             # Those that the rank sends to, and those that it gets from.
             peers = [[pair[1 - side] for pair in self.flow.sent if pair[side] == rank] for side in (0, 1)]
-            rows.append((str(rank), _cell(out[rank]), _cell(into[rank]), *[self._named(some) for some in peers]))
+            rows.append(
+                (str(rank), _bytes_text(out[rank]), _bytes_text(into[rank]), *[self._named(some) for some in peers])
+            )
         lines = [line for row in aligned(rows, right=(0, 1, 2)) for line in fitted(row, width)]
         if len(self.ranks) <= SHOWN:
             return lines
@@ -134,17 +142,24 @@ class FlowExplanation(screen.Shown):
         return text if len(text) <= LISTED else f"{len(peers)} ranks"
 
 
-def _cell(size: int) -> str:
+def _bytes_text(size: int) -> str:
+    """A number of bytes in few characters, for a cell of a table; a dot for none."""
     return brief(size) if size else "·"
 
 
 def of_words(
     shape: tuple[int, ...], source: End, target: End, itemsize: int, tensors: int = 1, budget: int = 256 << 20
 ) -> FlowExplanation:
-    """Explain a move of this many equal tensors. No process group is made.
+    """Explain a move of equal tensors. No process group is made.
+
+    Args:
+        shape: of one whole tensor.
+        source, target: placements, and the sizes and ranks of a mesh.
+        tensors: how many there are.
+        budget: the most bytes that a rank may have in buffers at one time.
 
     Raises:
-        ValueError: a pending target, too few tensors, or too small a budget.
+        ValueError: a pending source or target, wrong placements, too few tensors, or too small a budget.
         NotPlanned: a shard isn't one box.
 
     >>> from .typed import Replicate, Shard

@@ -55,7 +55,7 @@ class UniverseRow:
 
     @property
     def saved(self) -> int:
-        """How many communicators ``share_groups="ranks"`` would save."""
+        """How many communicators ``share_groups="ranks"`` would save in this universe."""
         return sum(len(names) - 1 for names in self.joinable)
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Listing:
 
 
 def listing() -> Listing | None:
-    """The groups that this rank has now; None without a world."""
+    """The groups that this rank has now; None without a world. Universes without any are left out."""
     if not distributed_c10d.is_initialized():
         return None
     rows = tuple(_universe_row(universe) for universe in current_world().universes)
@@ -102,7 +102,11 @@ def _universe_row(universe: Universe) -> UniverseRow:
 
 
 def _rows(table: GroupTable, joint: set[str]) -> Iterator[GroupRow]:
-    """The groups in a universe's table that were made."""
+    """The groups in a universe's table that hold this rank.
+
+    Args:
+        joint: the names of the groups that redistributions over several axes use.
+    """
     # A copy, since another thread may make a group meanwhile.
     for key, entry in list(table.entries.items()):
         if entry.group_name:

@@ -39,7 +39,11 @@ STYLE: dict[str, Any] = {
 
 
 def pyplot() -> Any:
-    """matplotlib's pyplot, set up to need no display. Raises ImportError with the command that installs it."""
+    """matplotlib's pyplot, set up to need no display.
+
+    Raises:
+        ImportError: matplotlib isn't installed. The message has the command that installs it.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -59,7 +63,15 @@ def group_color(number: int) -> tuple[float, float, float]:
 
 @contextmanager
 def figure(path: str, **arguments: Any) -> Iterator[Any]:
-    """An empty figure in our style. It is written to the file at the end; the ending of `path` chooses the format."""
+    """An empty figure in our style. It is written to the file at the end, unless the block raises; the ending of `path`
+    chooses the format.
+
+    Args:
+        arguments: of pyplot's `figure`.
+
+    Raises:
+        ImportError: matplotlib isn't installed.
+    """
     plots = pyplot()
     with plots.rc_context(STYLE):
         new_figure = plots.figure(**arguments)
@@ -75,7 +87,14 @@ def fill(
     rims: str = "white",
     width: float = 2.0,
 ) -> None:
-    """Draw filled boxes (corner, width, height) with a rim, as one collection: one patch for each would be slow."""
+    """Draw filled boxes with a rim, as one collection: one patch for each would be slow.
+
+    Args:
+        boxes: the corner, width and height of each.
+        colors: of each box.
+        rims: the colour of all rims.
+        width: of the rims, in points.
+    """
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
@@ -156,7 +175,12 @@ _PLAN, _EMPTY = 5.3, 3.1  # the height of a plan in inches, and of one that send
 
 
 def draw_plan(explanation: Explanation, path: str) -> None:
-    """Draw a plan. Raises ValueError if there are too many ranks for a picture, or a shard isn't one box."""
+    """Draw a plan to a file.
+
+    Raises:
+        ValueError: there are too many ranks for a picture, or a shard isn't one box.
+        ImportError: matplotlib isn't installed.
+    """
     ask, plan = explanation.question, explanation.plan
     # A strided shard that is cut unevenly is several boxes, for which there is no rectangle to draw.
     if ask.source is None or ask.target is None:
@@ -176,7 +200,12 @@ def draw_plan(explanation: Explanation, path: str) -> None:
 
 
 def draw_flow(explained: FlowExplanation, path: str) -> None:
-    """Draw a matrix of who sends how much to whom. Raises ValueError if there are too many ranks for a picture."""
+    """Draw a matrix of who sends how much to whom, to a file.
+
+    Raises:
+        ValueError: there are too many ranks for a picture.
+        ImportError: matplotlib isn't installed.
+    """
     ranks = explained.ranks
     _check_count(len(ranks))
     matrix = [[explained.flow.sent[sender, receiver] for receiver in ranks] for sender in ranks]
@@ -189,7 +218,11 @@ def draw_flow(explained: FlowExplanation, path: str) -> None:
 
 
 def _check_count(ranks: int) -> None:
-    """Raise ValueError if there are more ranks than a picture can show."""
+    """Check that a picture can show so many ranks.
+
+    Raises:
+        ValueError: it can't.
+    """
     if ranks > MOST_RANKS:
         raise ValueError(
             f"a picture shows at most {MOST_RANKS} ranks, got {ranks}: draw a smaller mesh of the same kind"
@@ -202,7 +235,8 @@ def _collectives(plan: ShownPlan) -> list[ShownStep]:
 
 
 def _holds(figure: Any, explanation: Explanation) -> None:
-    """Draw the tensor with the parts that ranks hold, before on the left and after on the right."""
+    """Draw the tensor with the parts that ranks hold, before on the left and after on the right. Both must have
+    regions."""
     ask = explanation.question
     assert ask.source is not None and ask.target is not None, "draw_plan() checked"
     mesh = sized(ask.names, ask.sizes)
@@ -217,7 +251,7 @@ def _holds(figure: Any, explanation: Explanation) -> None:
 
 
 def _unseen(regions: Regions, dims: list[int]) -> str:
-    """Lines that say what a drawing of these dims doesn't show."""
+    """Lines that say what a drawing of these dims doesn't show, each after a line break; empty if it shows all."""
     cut = [str(dim) for dim, order in enumerate(regions.orders) if order and dim not in dims]
     empty = math.prod(regions.sizes) - sum(map(len, holders(regions).values()))
     text = f"\nthese parts are cut along dim {joined(cut)} too, not shown" if cut else ""
@@ -283,7 +317,7 @@ def _plan(figure: Any, plan: ShownPlan, explanation: Explanation, columns: int) 
 
 
 def _nothing_sent(figure: Any, plan: ShownPlan, explanation: Explanation) -> None:
-    """Draw the mesh, with each rank in the colour of the part that it holds after."""
+    """Draw the mesh, with each rank in the colour of the part that it holds after. The question must have a target."""
     ask = explanation.question
     assert ask.target is not None, "draw_plan() checked"
     steps = [f"{line.name}: {line.why}" for line in plan.lines] or ["each rank holds what it needs already"]
@@ -322,7 +356,11 @@ def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...]) -> None
 
 
 def _totals(axes: Axes, sent: list[int], got: list[int], numbered: bool) -> None:
-    """Draw bars: at the right what each rank sends, below what it gets. With numbers if there is room."""
+    """Draw bars: at the right what each rank sends, below what it gets.
+
+    Args:
+        numbered: True if there is room for the number of each bar; else only the largest are written.
+    """
     size, most = len(sent), max(1, *sent, *got)
     right = axes.inset_axes((1.02, 0, 0.16, 1))
     below = axes.inset_axes((0, -0.34, 1, 0.16))

@@ -27,7 +27,8 @@ from .words import counted
 
 
 def explained(question: Redistribution, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> Explanation:
-    """Plan the redistribution, and explain the plan.
+    """Plan the redistribution, and explain the plan. What can't be planned gives an explanation without steps, whose
+    note says why.
 
     Args:
         source: torch's placements before.
@@ -59,7 +60,7 @@ def _missing_groups(question: Redistribution, steps: tuple[Step, ...], best: tup
 
 
 def _lines(question: Redistribution, steps: tuple[Step, ...]) -> tuple[ShownStep, ...]:
-    """Each step of a plan with its reason."""
+    """Each step of a plan with its reason. The question must have a source."""
     # A division may stand for two things. An average that is reduced as a sum is divided after that sum, so the first
     # one ends it. A value that is split into the terms of a new sum is divided last.
     assert question.source is not None, "a plan has a source"

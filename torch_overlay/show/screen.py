@@ -36,6 +36,7 @@ class Styled(str):
     parts: Sequence[Colored]
 
     def __new__(cls, text: str, style: str = "", parts: Sequence[Colored] = ()) -> Styled:
+        """Make the line. It equals the plain text."""
         line = super().__new__(cls, text)
         line.style, line.parts = STYLES.get(style, style), parts
         return line
@@ -47,7 +48,7 @@ def styled(lines: Iterable[str], style: str) -> list[str]:
 
 
 def headed(table: list[str]) -> list[str]:
-    """A table whose first line is its head."""
+    """The lines of a table, the first in the style of a head."""
     return [*styled(table[:1], "head"), *table[1:]]
 
 
@@ -85,7 +86,11 @@ def width() -> int:
 
 
 def show(lines: Iterable[str], file: TextIO | None = None) -> None:
-    """Print the lines."""
+    """Print the lines, in their styles on a terminal.
+
+    Args:
+        file: standard output if None.
+    """
     file = sys.stdout if file is None else file
     _print(lines, file, console(file))
 
@@ -143,7 +148,11 @@ class Screen:
 
     @contextmanager
     def progress(self, total: int) -> Iterator[None]:
-        """Show progress while the block runs. Inside, `now` says what is being done, and `advance` that it is done."""
+        """Show progress while the block runs. Inside, `now` says what is being done, and `advance` that it is done.
+
+        Args:
+            total: how many steps `advance` will count.
+        """
         if self._console is None:
             yield
             return
@@ -169,5 +178,6 @@ class Screen:
             self.say(f"{time.perf_counter() - self._begun:5.1f} s  {what}")
 
     def advance(self, count: int = 1) -> None:
+        """Move the bar on by so many steps. Does nothing without a bar."""
         if self._bar is not None:
             self._bar.advance(self._task, count)

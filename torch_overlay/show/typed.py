@@ -44,7 +44,8 @@ class Partial:
 
 
 Placement = Replicate | Shard | StridedShard | Partial
-Ends = tuple[Regions | None, Regions | None, str]  # regions before and after; or None twice, and why nothing is planned
+# The regions before and after, and "". Or None twice, and the reason why nothing is planned.
+RegionsOrReason = tuple[Regions | None, Regions | None, str]
 
 
 class Mesh(NamedTuple):
@@ -65,16 +66,17 @@ _KNOWN = f"R, S0, S1, ..., P (a sum), P({'), P('.join(list(OPS)[1:])}), or _S0(2
 _TIMES = re.compile(r"(?<=\d)\s*[x×*]\s*(?=\S)")
 
 
-def placements(text: str, axes: int, ndim: int | None = None) -> tuple[Placement, ...]:
+def parse_placements(text: str, axes: int, ndim: int | None = None) -> tuple[Placement, ...]:
     """Read placements: words with commas between them, one for each axis of the mesh.
 
     Args:
+        axes: how many axes the mesh has.
         ndim: dims of the tensor, if known.
 
     Raises:
         ValueError: a word is no placement, there isn't one for each axis, or the tensor has no such dim.
 
-    >>> placements("P(max),_S0(2),R", 3)
+    >>> parse_placements("P(max),_S0(2),R", 3)
     (Partial(op='max'), StridedShard(dim=0, split_factor=2), Replicate())
     """
     typed = tuple([_placement(word.strip(), text) for word in text.split(",")])
@@ -97,8 +99,20 @@ def regions(placements: Sequence[Placement], shape: tuple[int, ...], sizes: tupl
     )
 
 
-def regions_of_ends(ends: Sequence[Sequence[Placement]], shape: tuple[int, ...], sizes: tuple[int, ...]) -> Ends:
-    """The regions of a tensor before and after, for both ends' placements."""
+def regions_of_ends(
+    ends: Sequence[Sequence[Placement]], shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> RegionsOrReason:
+    """Return the regions before and after, for the placements of both ends, and "". If the planner has none for these
+    placements, return (None, None, the reason).
+
+    Args:
+        ends: the placements before, and those after.
+        shape: of the whole tensor.
+        sizes: of the mesh's axes.
+
+    Raises:
+        ValueError: the placements are wrong, as in `Regions.of`.
+    """
     try:
         before, after = (regions(end, shape, sizes) for end in ends)
     except NotPlanned as reason:
@@ -107,13 +121,20 @@ def regions_of_ends(ends: Sequence[Sequence[Placement]], shape: tuple[int, ...],
 
 
 def _bare(text: str) -> str:
-    """The text without the brackets around it."""
+    """The text without the brackets around it, if there are any, and without blanks around these."""
     bare = text.strip()
     return bare[1:-1] if bare[:1] + bare[-1:] in ("[]", "()") else bare
 
 
 def _placement(word: str, text: str) -> Placement:
-    """Read one placement. Raises ValueError with the placements that there are."""
+    """Read one placement.
+
+    Args:
+        text: all placements, for the message.
+
+    Raises:
+        ValueError: it is none. The message lists the placements that there are.
+    """
     match = _WORD.fullmatch(word)
     if match is None:
         raise ValueError(f"{word!r} in {text!r} is no placement; there are {_KNOWN}")
@@ -129,11 +150,18 @@ def _placement(word: str, text: str) -> Placement:
     return Partial(op or "sum")
 
 
-def integers(text: str, what: str, least: int = 1) -> tuple[int, ...]:
-    """Read whole numbers with commas or an x between them.
+def parse_integers(text: str, what: str, least: int = 1) -> tuple[int, ...]:
+    """Read whole numbers with commas or an x between them, perhaps in brackets. An empty text gives none.
 
-    >>> integers("2,2,2", "the sizes of the mesh") == integers("2x2x2", "") == integers("(2, 2, 2)", "")
-    True
+    Args:
+        what: the numbers are, for the message.
+        least: the least that a number may be.
+
+    Raises:
+        ValueError: a word is no number, or is less than `least`.
+
+    >>> parse_integers("2,4", "the sizes of the mesh"), parse_integers("2x4", ""), parse_integers("(2, 4)", "")
+    ((2, 4), (2, 4), (2, 4))
     """
     try:
         numbers = tuple([int(word) for word in _sizes(_bare(text)) if word])
@@ -144,10 +172,17 @@ def integers(text: str, what: str, least: int = 1) -> tuple[int, ...]:
     return numbers
 
 
-def ranks(text: str | None, count: int, what: str) -> tuple[int, ...]:
-    """Read this many ranks, each different. Without a text, 0, 1, 2, ...
+def parse_ranks(text: str | None, count: int, what: str) -> tuple[int, ...]:
+    """Read ranks, each different. Without a text, 0, 1, 2, ...
 
-    >>> ranks("4-6,0", 4, "--ranks")
+    Args:
+        count: how many there must be.
+        what: the name of the option, for the message.
+
+    Raises:
+        ValueError: a word is no rank and no range of ranks, a rank occurs twice, or there are more or fewer.
+
+    >>> parse_ranks("4-6,0", 4, "--ranks")
     (4, 5, 6, 0)
     """
     if text is None:
@@ -164,13 +199,20 @@ def ranks(text: str | None, count: int, what: str) -> tuple[int, ...]:
 
 
 def _sizes(text: str) -> list[str]:
+    """The words of a text between commas, or if it has none between an x. Their blanks are cut off."""
     return [word.strip() for word in (text.split(",") if "," in text else _TIMES.split(text))]
 
 
-def names(text: str | None, count: int) -> tuple[str, ...]:
+def parse_names(text: str | None, count: int) -> tuple[str, ...]:
     """Read the names of the axes. Without a text, a, b, c, ...
 
-    >>> names(None, 3)
+    Args:
+        count: how many axes there are.
+
+    Raises:
+        ValueError: there isn't one name for each axis, a name is empty, or two are equal.
+
+    >>> parse_names(None, 3)
     ('a', 'b', 'c')
     """
     if text is None:
@@ -181,10 +223,17 @@ def names(text: str | None, count: int) -> tuple[str, ...]:
     return words
 
 
-def axis_numbers(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
-    """Read axes, by name or by number.
+def parse_axes(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
+    """Read axes, by name or by number. Returns their numbers.
 
-    >>> axis_numbers("tp,0", ["dp", "tp"], "--permute")
+    Args:
+        known: the names of the mesh's axes.
+        what: the name of the option, for the message.
+
+    Raises:
+        ValueError: the mesh has no such axis, or an axis is named twice.
+
+    >>> parse_axes("tp,0", ["dp", "tp"], "--permute")
     (1, 0)
     """
     axes = []
@@ -200,10 +249,18 @@ def axis_numbers(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
     return tuple(axes)
 
 
-def mesh(text: str, axes: str | None, permuted: str | None) -> Mesh:
+def parse_mesh(text: str, axes: str | None, permuted: str | None) -> Mesh:
     """Read a mesh from ``--mesh``, ``--axes`` and ``--permute``.
 
-    >>> mesh("2x4", "dp,tp", "tp,dp") == mesh("dp=2,tp=4", None, "1,0")
+    Args:
+        text: the sizes, with or without names.
+        axes: the names; None if `text` has them or there are none.
+        permuted: the order of the axes, slowest first, in which ranks are numbered; None for that of the mesh.
+
+    Raises:
+        ValueError: one of these is wrong, or they don't fit together.
+
+    >>> parse_mesh("2x4", "dp,tp", "tp,dp") == parse_mesh("dp=2,tp=4", None, "1,0")
     True
     """
     named = [word.partition("=") for word in _sizes(text)]
@@ -214,11 +271,11 @@ def mesh(text: str, axes: str | None, permuted: str | None) -> Mesh:
             raise ValueError(f"--mesh: each axis has a name or none has, as dp=2,tp=4 or 2,4; got {text!r}")
         axes = ",".join(name.strip() for name, _, _ in named)
         text = ",".join(size.strip() for _, _, size in named)
-    sizes = integers(text, "--mesh, the sizes of its axes")
+    sizes = parse_integers(text, "--mesh, the sizes of its axes")
     if not sizes:
         raise ValueError("--mesh needs the size of at least one axis, as 2,4")
-    axis_names = names(axes, len(sizes))
-    order = axis_numbers(permuted, axis_names, "--permute") if permuted else None
+    axis_names = parse_names(axes, len(sizes))
+    order = parse_axes(permuted, axis_names, "--permute") if permuted else None
     return Mesh(sizes, axis_names, ranks_in_order(sizes, order))
 
 
@@ -241,7 +298,7 @@ def ranks_in_order(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> tup
     return tuple(ranks)
 
 
-def degrees(text: str, ranks: int | None) -> ParallelDims:
+def parse_degrees(text: str, ranks: int | None) -> ParallelDims:
     """Read degrees of parallelism, ``pp=2,dp_shard=4,tp=2,ep=4``, and fit them to a world.
 
     Args:
@@ -250,7 +307,7 @@ def degrees(text: str, ranks: int | None) -> ParallelDims:
     Raises:
         ValueError: a word is no degree, or the degrees don't fit.
 
-    >>> degrees("dp_shard=4,tp=2,ep=4", None)
+    >>> parse_degrees("dp_shard=4,tp=2,ep=4", None)
     ParallelDims(pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=4, etp=1)
     """
     known = tuple([degree.name for degree in fields(ParallelDims)])

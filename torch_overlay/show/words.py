@@ -57,12 +57,12 @@ def two_digits(value: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`2 collectives`, `1 collective`."""
+    """A number and what it counts: `2 collectives`, `1 collective`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def joined(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Words in a list, at least one: `a`, `a and b`, `a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
@@ -93,7 +93,13 @@ def folded(
     """As `aligned`, but a row may take several lines. Returns a list of lines for each row.
 
     If the columns together are too wide, those in `folds` become narrower. Their cells are cut after the separator that
-    `folds` gives for the column, and continue on the next line.
+    `folds` gives for the column, and continue on the next line. Lines are still too long where no part of a cell can be
+    cut.
+
+    Args:
+        width: columns that a line may have.
+        folds: the separator of each column that may become narrower, by its number.
+        right: the columns that are aligned to the right.
 
     >>> for lines in folded([("axis", "ranks"), ("a = b = c", "0, 1")], 12, {0: " = "}):
     ...     print(*lines, sep="\\n")
@@ -122,7 +128,8 @@ def _parts(cell: str, separator: str) -> list[str]:
 
 
 def _folded(cell: str, limit: int, separator: str | None) -> list[str]:
-    """The lines of a cell, cut after separators so that each is at most `limit` long, if its parts are."""
+    """The lines of a cell, cut after separators so that each is at most `limit` long, if its parts are. One line if the
+    separator is None."""
     if separator is None or len(cell) <= limit:
         return [cell]
     blank = separator[len(separator.rstrip()) :]
@@ -137,7 +144,8 @@ def _folded(cell: str, limit: int, separator: str | None) -> list[str]:
 
 
 def fitted(line: str, width: int) -> list[str]:
-    """A line, broken if it is too long. The lines after the first are indented by two more blanks.
+    """A line, broken if it is too long. The lines after the first are indented by two more blanks. A word that is too
+    long isn't broken.
 
     >>> fitted("  options: share_groups", 16)
     ['  options:', '    share_groups']
@@ -149,7 +157,8 @@ def fitted(line: str, width: int) -> list[str]:
 
 
 def wrapped(text: str, indent: str = "", width: int = 80, then: str | None = None) -> list[str]:
-    """Break a text into lines, but never inside brackets, where code stands.
+    """Break a text into lines, but never inside brackets, where code stands. A word that is too long isn't broken. An
+    empty text has no lines.
 
     Args:
         indent: the blanks before the first line, and before the others if `then` is None.
