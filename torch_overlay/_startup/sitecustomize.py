@@ -18,7 +18,7 @@ AWAITED = ("torch", "torch.distributed.device_mesh")
 
 def start() -> None:
     """What the file does when Python starts: removes its folder from the path, watches for torch if the switch is set,
-    and runs the next ``sitecustomize``."""
+    and runs the next ``sitecustomize``. What that raises is passed on."""
     here = os.path.dirname(os.path.abspath(__file__))
     # The program sees the path that it would have had; its children get the folder from the environment.
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]

@@ -57,8 +57,11 @@ def _optimize_transform_infos(
 
 
 def _kind(info: Any) -> tuple[Any, Any]:
-    """What consecutive transforms must have in common to be merged. An average counts as a sum, which is divided
-    later."""
+    """What consecutive transforms must have in common to be merged. An average counts as a sum, which is divided later.
+
+    Args:
+        info: a transform.
+    """
     source, target = info.src_dst_placements
     averages = type(source) is Partial and source.reduce_op == "avg"
     return Partial("sum") if averages else source, target
@@ -78,7 +81,12 @@ def _as_sum(step: Any, infos: list[Any]) -> Any:
 
 
 def _warn_of_uneven_cuts(mesh: DeviceMesh, infos: list[Any], source: Any, target: Any) -> None:
-    """Give torch's warning about steps that aren't merged since a cut is uneven, if there is a mesh to merge over."""
+    """Give torch's warning about steps that aren't merged since a cut is uneven, if there is a mesh to merge over.
+
+    Args:
+        infos: the steps.
+        source, target: the placements before and after the redistribution.
+    """
     dims = tuple(sorted(info.mesh_dim for info in infos))
     if torch_redistribute._get_flattened_mesh_by_layout(mesh, dims) is not None:
         torch_redistribute._warn_flatten_optimization_not_possible(

@@ -201,8 +201,8 @@ class _FlatLayout:
         )
 
     def check_sorted(self) -> bool:
-        """True if the strides descend. The indices of an orthogonal layout then
-        ascend."""
+        """True if no stride is larger than the one before it. The indices of an
+        orthogonal layout then ascend."""
         return all(outer >= inner for outer, inner in itertools.pairwise(self.stride))
 
     def check_orthogonal(self) -> bool:

@@ -173,10 +173,10 @@ def never_nothing(
 
     Args:
         pack: from local tensors to the buffer that is sent.
-        send_splits: elements that go to each member.
-        receive_splits: elements that come from each member.
+        send_splits: elements that go to each rank of the group.
+        receive_splits: elements that come from each rank of the group.
         group: has the name of the process group as `name`.
-        own: the place of this rank among the members.
+        own: the rank of this process in the group.
     """
     if RELEASE >= (2, 15):
         return pack

@@ -115,6 +115,26 @@ class _DeviceMesh:
         _rank_map: RankMap | torch.Tensor | None = None,
         _root_mesh: DeviceMesh | None = None,
     ) -> None:
+        """Make a mesh over these ranks, and its process groups.
+
+        Collective: all ranks of the mesh call it, or all ranks of the world where the
+        backend doesn't let members make a group alone. Makes the default group if there
+        is none.
+
+        Args:
+            mesh: the ranks, as a tensor, array or nested list.
+            backend_override: one (backend, options) for each mesh dim.
+            _init_backend: False for a mesh without groups.
+            _rank: this rank; that of the default group if not given.
+            _layout, _rank_map: given together in place of ``mesh``.
+            _root_mesh: the mesh that this one is a view of.
+
+        Raises:
+            TypeError: there are no ranks, or they are given in both ways.
+            ValueError: a rank is wrong or occurs twice, or the world lacks it; or there
+                isn't one name, or one override, for each mesh dim.
+            RuntimeError: the world has fewer ranks, or a group couldn't be made.
+        """
         torch._C._log_api_usage_once(
             "torch.distributed.device_mesh.DeviceMesh.__init__"
         )
@@ -522,7 +542,7 @@ class _DeviceMesh:
 
     def _beside(self: DeviceMesh, device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
         """`concatenate` as a method of the first mesh. A compiled graph can call
-        methods of a mesh, but no static method.
+        methods of a mesh, but no static method. Raises as `concatenate` does.
 
         Args:
             device_mesh_list: all views, this mesh among them.
@@ -601,7 +621,7 @@ class _DeviceMesh:
     ) -> str | None:
         """The name of this rank's group on one axis, for callers of this older private
         method. None on a rank outside. Each call opens a universe of its own, so the
-        group is shared with no mesh. Collective.
+        group is shared with no mesh. Collective, and raises, as `axis_group`.
 
         Args:
             sub_layout: torch's layout of the axis.

@@ -69,7 +69,7 @@ class SwapCode(SetAttribute):
         super().undo()
 
     def _set(self, values: dict[str, Any]) -> None:
-        """Set these attributes of the function."""
+        """Set attributes of the function, by their names."""
         for field, value in values.items():
             setattr(self.old, field, value)
 

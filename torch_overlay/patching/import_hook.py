@@ -45,7 +45,8 @@ class AfterImport:
         self.wanted.clear()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of the other finders, with a loader that reports to us. None for modules that nobody waits for."""
+        """The spec of the other finders, with a loader that reports to us. None for modules that nobody waits for, and
+        if no finder has the module."""
         # Another AfterImport asks us while we ask it. The one that is asked during its own search returns None.
         search = (_thread.get_ident(), name)
         if name not in self._watched or search in self._searching:

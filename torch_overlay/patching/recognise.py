@@ -188,8 +188,8 @@ def _package_folder(name: str) -> str:
 
 
 def _functions(value: Any, home: str) -> Iterator[Any]:
-    """The innermost functions of a raw attribute; none of a value that isn't callable, and of a class. Wrappers from
-    elsewhere than the package and the standard library count as the function.
+    """The innermost functions of a raw attribute: of a property those of its accessors, none of a class or a value that
+    isn't callable. Wrappers from elsewhere than the package and the standard library count as the function.
 
     Args:
         home: the folder of the package.

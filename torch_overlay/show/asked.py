@@ -58,7 +58,14 @@ def dtype_of(name: str) -> torch.dtype:
 def of_anything(
     tensors: Any, placements: Any, device_mesh: DeviceMesh | None, budget: int
 ) -> Explanation | FlowExplanation:
-    """See `torch_overlay.explain`. Raises as `of_transfer`, `of_tree` and `of_tensor` do, by what is given."""
+    """See `torch_overlay.explain`. Raises as `of_transfer`, `of_tree` and `of_tensor` do, by what is given.
+
+    Args:
+        tensors: a Transfer, a DTensor or a tree of them.
+        placements: torch's placements, or words such as "S0,R"; not used for a Transfer.
+        device_mesh: another mesh to go to; None for the tensors' own.
+        budget: of a tree, the most bytes that a rank may have in buffers at one time.
+    """
     if isinstance(tensors, Transfer):
         return of_transfer(tensors)
     if device_mesh is not None or isinstance(tensors, (dict, list, tuple)):
@@ -312,4 +319,5 @@ def _ranks(mesh: DeviceMesh) -> list[int]:
 
 
 def _sorted(ranks: Iterable[int]) -> tuple[int, ...]:
+    """The ranks in ascending order."""
     return tuple(sorted(ranks))

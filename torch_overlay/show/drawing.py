@@ -67,7 +67,8 @@ class MeshMap:
 
     @staticmethod
     def of(names: Sequence[str], sizes: Sequence[int], ranks: Sequence[int]) -> MeshMap:
-        """Make the map of a mesh, from its ranks in row-major order over the axes."""
+        """Make the map of a mesh, from its ranks in row-major order over the axes. There must be a name, and a size,
+        for each axis."""
         axes = [Axis(name, _groups(axis, sizes, ranks), name) for axis, name in enumerate(names)]
         return MeshMap(sized(names, sizes), tuple(ranks), tuple(axes))
 

@@ -223,7 +223,7 @@ class Explanation(screen.Shown):
         ]
 
     def _held(self, regions: Regions | None) -> str:
-        """How many bytes a rank holds at most, as text; empty if that isn't known."""
+        """How many bytes a rank holds at most, and whether they are a term, as text; empty if that isn't known."""
         if regions is None:
             return ""
         size = amount(regions.most * self.question.itemsize)

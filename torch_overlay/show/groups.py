@@ -88,7 +88,7 @@ def listing() -> Listing | None:
 
 
 def _universe_row(universe: Universe) -> UniverseRow:
-    """The groups of a universe, and which names share_groups="ranks" would give one group."""
+    """The groups of a universe that hold this rank, and which names share_groups="ranks" would give one group."""
     joint = {name for name in universe.joint.values() if name}
     title = f"{'private ' if universe.private else ''}mesh {universe.number} over {of_ranks(universe.rank_map.ranks())}"
     groups = tuple(_rows(universe.table, joint))

@@ -154,7 +154,8 @@ def _parts(step: Collective, coordinate: tuple[int, ...]) -> list[tuple[int, int
 
 
 def holders(regions: Regions) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
-    """For each box that some position of the mesh holds, as (start, length), the positions that hold it."""
+    """For each box that some position of the mesh (row-major) holds, as (start, length), the positions that hold it.
+    Boxes without elements are left out."""
     positions_of: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for position, coordinate in enumerate(coordinates(regions.sizes)):
         box = regions.box(coordinate)

@@ -72,7 +72,8 @@ def sized(names: Iterable[str], sizes: Iterable[int]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Rows as lines, in columns two blanks apart. The columns in `right` are aligned to the right.
+    """Rows as lines, in columns two blanks apart. The columns in `right` are aligned to the right. All rows must have
+    the same number of cells.
 
     >>> print(*aligned([("axis", "size"), ("data", "16"), ("tp", "8")], right=[1]), sep="\\n")
     axis  size

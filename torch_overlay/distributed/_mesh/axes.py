@@ -39,8 +39,8 @@ def _by_name(mesh: DeviceMesh, values: Sequence[T]) -> dict[str, T]:
 
 
 def select(mesh: DeviceMesh, names: Names) -> _MeshLayout:
-    """The layouts of these axes, in the order given. A name means an axis of the mesh,
-    or else the flattened view of that name.
+    """The layouts of the axes of these names, in the order given. A name means an axis
+    of the mesh, or else the flattened view of that name.
 
     Raises:
         KeyError: neither the mesh nor a flattened view has the name. The message lists

@@ -176,7 +176,7 @@ def forget_shardings(_: None = None) -> None:
     `as_good_as`.
 
     Args:
-        _: not used. It lets the function undo itself as a patch.
+        _: not used.
     """
     # Without DTensor there is nothing to empty, and a program that only builds meshes
     # shouldn't import it.

@@ -107,7 +107,8 @@ def _start_timer(
     wait: Callable[[], tuple[str, Sequence[int]]],
 ) -> threading.Timer | None:
     """Start the timer that logs the warning of `explained`, in another thread. It fires
-    after `SECONDS`, a little later on higher ranks, unless it is cancelled before.
+    after `SECONDS`, a little later on higher ranks, unless it is cancelled before. An
+    error in that thread is ignored.
 
     Args:
         wait: see `explained`. The timer's thread calls it.
@@ -115,6 +116,9 @@ def _start_timer(
     Returns:
         The running timer. None if the world has no other ranks to wait for, or no store
         through which all ranks talk.
+
+    Raises:
+        ValueError: there is no default group.
     """
     world = distributed_c10d._get_default_group()
     if not _can_wait(world):
@@ -383,13 +387,16 @@ def _verdict(
     phrases: Phrases,
 ) -> str:
     """ "same" if all ranks left the same line, or else a sentence that says which ranks
-     differ or are missing.
+    differ or are missing.
 
     Args:
         prefix: of the keys in the store.
         size: the number of ranks.
         seconds: how long to wait for all lines together.
         phrases: how the sentence speaks of what is compared.
+
+    Raises:
+        DistNetworkError: the store is gone.
     """
     deadline = time.monotonic() + seconds
     ranks_by_line: dict[str, list[int]] = {}

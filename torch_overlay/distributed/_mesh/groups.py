@@ -169,8 +169,9 @@ def _find_or_make_groups(
     names: Sequence[str] | None,
     overrides: Sequence[Override],
 ) -> list[str]:
-    """`make_groups`, with the privacy that the context says. Warns in another thread's
-    block of `private_groups`, see `warn_outside_of_blocks`."""
+    """`make_groups`, with the privacy that the context says: its arguments, its result
+    and its errors. Warns if the mesh isn't private while another thread or task is
+    inside `private_groups`."""
     # Both come before any group is made: a rank whose peers build another mesh would
     # hang in the first creation.
     leave_line(lambda: _describe(mesh, layout, names, overrides))
@@ -198,7 +199,11 @@ def _describe(
     overrides: Sequence[Override],
 ) -> str:
     """One line about axes that are about to get groups, for ranks to compare. Of
-    options it only says that there are some."""
+    options it only says that there are some.
+
+    Args:
+        layout, names, overrides: of these axes, as in `make_groups`.
+    """
     rank_map = view_of(mesh).rank_map
     axes = (
         [
@@ -434,8 +439,8 @@ def group_by_name(mesh: DeviceMesh, name: str, mesh_dim: Any, dim: int) -> Proce
 
 def make_joint_groups(mesh: DeviceMesh) -> None:
     """Make the group over all axes of a new mesh, if the setting ``mesh_joint_groups``
-    asks for it. A view with groups of its own (`is_apart`) gets none. Collective, as
-    `axis_group` is."""
+    asks for it. A view with groups of its own (`is_apart`) gets none. Collective, and
+    raises, as `axis_group`."""
     axes = _axes_of_several_ranks(mesh)
     if len(axes) > 1 and not is_apart(mesh) and _new_meshes_get_joint_groups():
         _make_missing_joint_groups(mesh, [axes])
@@ -516,7 +521,8 @@ def _make_missing_joint_groups(
     mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]]
 ) -> None:
     """Make the group of each of these sets of axes, unless there is one. A set of axes
-    with different backends or options gets none. Collective, as `axis_group` is."""
+    with different backends or options gets none. Collective, and raises, as
+    `axis_group`."""
     universe, view = universe_of(shared_state(mesh)), view_of(mesh)
     names = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
     for axes in subsets:
@@ -562,7 +568,14 @@ def _joint_key(
     mesh: DeviceMesh, universe: Universe | None, axes: Sequence[int]
 ) -> tuple[_FlatLayout, Kind] | None:
     """The key of a joint group: its indices in ascending order, and its backend and
-    options. None if the axes have groups of different kinds, which can't be joined."""
+    options. None if the axes have groups of different kinds, which can't be joined.
+
+    Args:
+        axes: the numbers of the axes.
+
+    Raises:
+        ValueError: there is no default group, or an axis is named twice.
+    """
     kinds = {Kind.of(override_of(mesh, universe, axis)) for axis in axes}
     return (
         (view_of(mesh).layout.select(axes).collapse().ascending(), kinds.pop())
@@ -709,7 +722,7 @@ def _create_groups(
     request: Request, copies: list[list[int]], alone: bool
 ) -> list[ProcessGroup | None]:
     """Create the groups by one split of the default group where that can be, or else
-    one by one. Returns one group or None for each copy, see `new_groups`."""
+    one by one. Returns one group or None for each copy, and raises, as `new_groups`."""
     # One call makes the groups of all copies.
     if not alone and _can_split(distributed_c10d._get_default_group(), request, copies):
         group = _split(request, copies)
@@ -720,11 +733,15 @@ def _create_groups(
 
 
 def _can_split(world: ProcessGroup, request: Request, copies: list[list[int]]) -> bool:
-    """True if one split of the default group can make all the groups.
+    """True if one split of the default group can make all the groups. In each of them
+    the ranks must ascend.
 
     The world must be bound to a device, or run on torchcomms, and its backend must be
     able to split. In a world that isn't bound, the device type of the mesh decides, not
     the devices of this host, since hosts may differ.
+
+    Args:
+        copies: the ranks of each group.
     """
     device = world.bound_device_id or torch.device(request.device_type)
     backend = request.override[0]

@@ -296,11 +296,16 @@ def _wanted_groups(
 def _find(
     wanted: _WantedGroup, rank_map: RankMap, saved_from: _SavedFrom
 ) -> str | None:
-    """The name of a group over exactly these ranks; None if there is none.
+    """The name of a group over exactly the wanted ranks; None if there is none.
 
     If this process has the universe that the mesh was saved from, its group is taken,
     even if it was destroyed: then whoever uses it gets an error that says so. Else the
     first living candidate is taken.
+
+    Args:
+        rank_map: of the mesh's universe.
+        saved_from: the number and the private token of the universe that the mesh was
+            saved from.
     """
     number, private = saved_from
     universe = find_universe(rank_map, private, number)
@@ -365,8 +370,9 @@ def _candidates(
 
 
 def _name_in_table(table: GroupTable, wanted: _WantedGroup) -> str | None:
-    """The name of a group over these ranks that serves an axis of this name. Of
-    several, the one with the saved name, or else the first. None if there is none."""
+    """The name of a group over the wanted ranks that serves an axis of the wanted name.
+    Of several, the one with the saved name, or else the first. None if there is none.
+    """
     names = [
         entry.group_name
         for key, entry in list(table.entries.items())

@@ -435,8 +435,8 @@ def wait_for_world(mesh: DeviceMesh) -> SavedAttributes:
 
 
 def lay_aside(mesh: DeviceMesh, saved: SavedAttributes) -> SavedAttributes:
-    """Move these attributes of the saving rank out of the mesh's ``__dict__``, and
-    store ``saved`` as its ``_of_saver``. Returns ``saved``."""
+    """Move the saved attributes out of the mesh's ``__dict__``, and store ``saved`` as
+    its ``_of_saver``. Returns ``saved``."""
     # First store, then remove: another thread may read an attribute in between.
     mesh.__dict__["_of_saver"] = saved
     for name in saved.said:

@@ -423,6 +423,7 @@ class Universe:
     def __init__(
         self, world: World, rank_map: RankMap, number: int, private: str | None
     ) -> None:
+        """Make a universe without groups. It isn't added to its world."""
         self.world = world
         self.rank_map = rank_map
         self.number = number

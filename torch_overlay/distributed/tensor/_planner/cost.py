@@ -466,7 +466,8 @@ def staged_and_most_rounds(
 
 def cut_into_rounds(length: Sequence[int], rounds: int) -> list[Box]:
     """Cut a piece with these lengths into as many boxes as there are rounds, along the
-    first dim that is long enough. Boxes count from the first element of the piece.
+    first dim that is long enough. Boxes count from the first element of the piece. If
+    no dim is long enough, some boxes are empty.
 
     >>> [box.start for box in cut_into_rounds((2, 6), 3)]
     [(0, 0), (0, 2), (0, 4)]

@@ -41,8 +41,8 @@ class Grid(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """True if the result is a view, without a copy. In the example above, what
-        arrives is the new local tensor.
+        """True if the result is a view, without a copy. In the example of the module,
+        what arrives is the new local tensor.
 
         >>> to_pack = Grid((2, 3, 4), (2, 3, 4), order=(1, 0, 2))
         >>> to_unpack = Grid((3, 2, 4), (3, 2, 4), order=(0, 1, 2))
@@ -174,7 +174,8 @@ def _names(cuts: Iterable[tuple[int, ...]]) -> list[str]:
 
 def _grid(wire: Mapping[str, int], read: list[str], written: list[str]) -> Grid:
     """Make the grid from a tensor that has the dims `read`, by their names in `wire`,
-    to one that has the dims `written`. In the example above, to pack and to unpack:
+    to one that has the dims `written`. In the example of the module, to pack and to
+    unpack:
 
     >>> wire = {"a0": 3, "d0": 2, "d1": 4}
     >>> _grid(wire, read=["d0", "a0", "d1"], written=["a0", "d0", "d1"])
@@ -189,6 +190,9 @@ def _grid(wire: Mapping[str, int], read: list[str], written: list[str]) -> Grid:
     >>> wire = {"a0": 2, "a1": 2, "d0": 2, "d1": 4}
     >>> _grid(wire, read=["d0", "a1", "d1"], written=["a0", "a1", "d0", "d1"])
     Grid(lengths=(1, 2, 2, 4), expanded=(2, 2, 2, 4), order=(0, 2, 1, 3))
+
+    Args:
+        wire: for each dim of the buffer that is sent or received, its length by name.
     """
     repeated = [name for name in written if name not in read]
     names = [*repeated, *read]

@@ -407,7 +407,8 @@ class Regions(_RegionsFields):
         return start, length
 
     def box(self, coordinate: Sequence[int]) -> Box:
-        """Return the box of the global tensor that `coordinate` holds."""
+        """Return the box of the global tensor that `coordinate` holds; empty where a
+        cut leaves it nothing."""
         spans = [self.span(dim, coordinate) for dim in range(len(self.shape))]
         return Box(
             tuple([start for start, _ in spans]), tuple([length for _, length in spans])
@@ -568,7 +569,8 @@ def _chunks(
     start: int, length: int, cuts: Sequence[tuple[int, int, range]], low: int, high: int
 ) -> Iterator[Chunk]:
     """Yield the pieces that overlap the interval from `low` to `high`, when `length`
-    elements from `start` on are cut by these axes.
+    elements from `start` on are cut by these axes. The interval must lie within these
+    elements and not be empty.
 
     Args:
         cuts: for each axis, outer to inner: the axis, its size and the coordinates that
@@ -611,8 +613,9 @@ def common_prefix(old: tuple[int, ...], new: tuple[int, ...]) -> int:
 
 
 def least_overlap(before: Regions, after: Regions) -> int:
-    """Return a number of elements that every rank needs after and holds before. It is
-    counted dim by dim, so it may be lower than the least that any rank has."""
+    """Return a lower bound of the elements that a rank both holds before and needs
+    after. It is counted dim by dim, so it may be lower than the least that any rank
+    has."""
     elements = 1
     for length, old, new in zip(before.shape, before.orders, after.orders):
         longer, shorter = (old, new) if len(old) > len(new) else (new, old)

@@ -379,8 +379,8 @@ class Scatters:
 
     def narrowed(self) -> tuple[Regions, ...]:
         """Return what to reduce: the part of the local tensor that the target wants,
-        and the whole. If the whole is reduced, axes that would cut the part are free to
-        take part in the move."""
+        and the whole; one of them if they are the same. If the whole is reduced, axes
+        that would cut the part are free to take part in the move."""
         narrow = cut_toward(self.before, self.after, self.before.free)
         return (narrow,) if narrow == self.before else (narrow, self.before)
 
@@ -481,6 +481,7 @@ class Reduction:
     crossed: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        """Compute the fields that follow from the others."""
         self.scatters = Scatters(self.before, self.after, self.axes, self.groups)
         self.crossed = crossed(self.before, self.after)
 
@@ -556,7 +557,8 @@ class Reduction:
         )
 
     def reduce_then_move(self) -> Iterator[Beginning]:
-        """All-reduce what each rank has, then move."""
+        """All-reduce what each rank has, then move. Yields a beginning for the whole
+        local tensor, and one for the part that the target wants."""
         for narrow in self.scatters.narrowed():
             yield (
                 self.all_reduce(self.before, narrow, self.axes),

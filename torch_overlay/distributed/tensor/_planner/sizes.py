@@ -232,8 +232,8 @@ class Range(NamedTuple):
     most: float = math.inf
 
     def meet(self, other: Range) -> Range:
-        """Return the factors in both ranges. 1 is always one, even if the ranges only
-        touch."""
+        """Return the factors that both ranges have. The result always has 1, even if
+        the ranges only touch."""
         return Range(
             min(max(self.least, other.least), 1.0), max(min(self.most, other.most), 1.0)
         )
@@ -311,8 +311,8 @@ class Watched(Cost):
         return Range(-fixed / moving * (1 + _NEAR), math.inf) if fixed > 0 else Range()
 
     def _terms(self, plan: Steps, itemsize: int) -> tuple[list[float], list[float]]:
-        """Return the seconds of the collectives without data, and those for their
-        bytes, each in ascending order."""
+        """Return the seconds of the collectives of a plan without data, and those for
+        their bytes, each in ascending order."""
         seconds = [
             self.fixed_and_moving(step, itemsize)
             for step in plan

@@ -266,7 +266,7 @@ def forget_answers(_: None = None) -> None:  # overlay only
     """Forget the answers and looked-up groups of all meshes.
 
     Args:
-        _: not used. It lets the function undo itself as a patch.
+        _: not used.
     """
     for shared in list(states):
         shared.remembered = Remembered()

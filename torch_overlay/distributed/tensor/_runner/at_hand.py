@@ -57,7 +57,11 @@ class Site(NamedTuple):
 
     @staticmethod
     def of(mesh: DeviceMesh) -> Site:
-        """Make the site of a mesh that has process groups and contains this rank."""
+        """Make the site of a mesh that has process groups and contains this rank.
+
+        Raises:
+            ValueError: a setting has a wrong value, see `get_settings`.
+        """
         return Site(
             view_of(mesh),
             mesh._mesh_dim_names,
@@ -122,7 +126,8 @@ class AtHand(NamedTuple):
 
 
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
-    """Return the sets of two or more axes, none of size 1, that have a group."""
+    """Return the sets of two or more axes, none of size 1, that have a group. The mesh
+    must have process groups, and contain this rank."""
     return at_hand(mesh, Site.of(mesh)).joint
 
 
@@ -162,7 +167,8 @@ def has_known_backends(mesh: DeviceMesh) -> bool:
 
 
 def _backend_class(group: ProcessGroup, device_type: str) -> type:
-    """Return the class of a group's backend, or of the group if it is a subclass."""
+    """Return the class of a group's backend. That of the group itself if it is a
+    subclass, or has no backend for this device type."""
     if type(group) is ProcessGroup:
         # Without a backend for this device type every collective raises by itself.
         with contextlib.suppress(RuntimeError):

@@ -66,9 +66,9 @@ LARGE: Mapping[str, int] = MappingProxyType({"cpu": 1 << 20, "cuda": 1 << 20})
 
 
 def is_large(tensor: torch.Tensor, elements: int) -> bool:
-    """True if so many elements of this tensor's dtype are worth more calls to save a
-    copy. Only for plain tensors that may be changed in place: not for a Parameter, or
-    another subclass."""
+    """True if a message of so many elements of this tensor's dtype is large enough that
+    saving a copy is worth more calls. Only for plain tensors that may be changed in
+    place: not for a Parameter, or another subclass."""
     if type(tensor) is not torch.Tensor:
         return False
     device = "cpu" if tensor.is_cpu else tensor.device.type
@@ -98,7 +98,8 @@ class Here(NamedTuple):
 
 
 def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
-    """Return the view of a tensor that a box selects."""
+    """Return the view of a tensor that a box selects. The box counts from its first
+    element."""
     for dim, (start, length) in enumerate(zip(*box, strict=True)):
         if length != tensor.shape[dim]:
             tensor = tensor.narrow(dim, start, length)
@@ -106,12 +107,15 @@ def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def nothing_of(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return a tensor without elements that depends on this one.
+    """Return a tensor of this shape, without elements, that depends on another one.
 
     A compiler must see the dependency. AOTAutograd drops a collective that nothing
     depends on as dead code, and its partitioner runs a collective that depends on
     nothing in both the forward and the backward graph. Other ranks run it once, and
     would wait.
+
+    Args:
+        shape: has a 0.
     """
     return tensor.reshape(-1).narrow(0, 0, 0).view(shape)
 
@@ -220,8 +224,8 @@ def assembled(
 def view_of(
     flat: torch.Tensor, at: int | None, box: Box, kept: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the block of a box, at this offset of the flat tensor, or `kept` without
-    one."""
+    """Return the block of a box as a view: what lies at offset `at` of the flat tensor,
+    or `kept` if `at` is None."""
     if at is None:
         assert kept is not None, "a block without an offset stayed here"  # noqa: S101
         return kept
@@ -421,7 +425,7 @@ def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Ten
 
 
 def unread(*tensors: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor that depends on all these tensors.
+    """Return an empty tensor that depends on all the given tensors.
 
     Two exchanges of the same empty tensor look alike to a compiler, which would run one
     of them; the other ranks, which send something, would wait for the second.
@@ -558,7 +562,8 @@ def combine(
 
 
 def splits(pieces: Sequence[Piece], group: Group) -> list[int]:
-    """Return how many elements go to, or come from, each rank of the group."""
+    """Return how many elements go to, or come from, each rank of the group, in the
+    group's order."""
     counts = [0] * len(group.places)
     for piece in pieces:
         counts[group.places[piece.member]] += piece.box.elements

@@ -69,8 +69,8 @@ def _read_placement(placement: Any) -> tuple[int | None, str | None, int]:
 
 @lru_cache
 def _norm_class() -> type[_NormPartial]:
-    # Not at the top: the module of operators imports redistribution, and so this file.
     """Return the class of a pending norm."""
+    # Not at the top: the module of operators imports redistribution, and so this file.
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
     return _NormPartial
@@ -168,7 +168,11 @@ def _orders_by_dim(
     placements: Placements, shard_order: Any
 ) -> dict[int, tuple[int, ...]]:
     """Return the mesh dims that cut each tensor dim, outer to inner. Unlike in
-    `Regions`, mesh dims of size 1 are listed, too."""
+    `Regions`, mesh dims of size 1 are listed, too.
+
+    Args:
+        shard_order: of the spec; None for the default one.
+    """
     order = shard_order or DTensorSpec.compute_default_shard_order(placements)
     return {entry.tensor_dim: tuple(entry.mesh_dims) for entry in order}
 
@@ -189,8 +193,8 @@ class Ends(NamedTuple):
 
 
 def read_ends(question: Question, sizes: tuple[int, ...]) -> Ends:
-    """Read both specs, on a mesh of these sizes. Raises as `read_cuts` and
-    `norm_ended`."""
+    """Read both specs of a question, on a mesh of these sizes. Raises as `read_cuts`
+    and `norm_ended`."""
     orders = question.source_order, question.target_order
     return _read_ends(
         question.source,
@@ -228,6 +232,10 @@ def read_cuts(
     placements: Placements, shard_order: Any, ndim: int, sizes: tuple[int, ...]
 ) -> Cuts:
     """Read the placements of a spec, for tensors with `ndim` dims.
+
+    Args:
+        shard_order: of the spec; None for the default one.
+        sizes: of the mesh dims.
 
     Raises:
         NotPlanned: a placement of another class, a split factor that no order of axes
@@ -349,8 +357,8 @@ def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
 def same_step_by_step(
     steps: Sequence[Step], question: Question, device_type: str
 ) -> bool:
-    """True if a plan is one collective over one axis, evenly cut, and the step-by-step
-    path runs the same one."""
+    """True if it is certain that the step-by-step path runs the one collective of a
+    plan, over one axis and evenly cut. False for any other plan."""
     step = _one_collective(steps, question)
     if step is None:
         return False
