@@ -158,9 +158,10 @@ def as_good_as(mesh: DeviceMesh, other: DeviceMesh) -> bool:
 
 
 def forget_shardings_of_equal_root(shared: SharedState) -> None:
-    """Empty the caches of sharding results if an equal root mesh was built before and
-    still lives: perhaps only these caches hold it. Call it once for each new root mesh,
-    with its state, which is remembered for the next call."""
+    """Empty the caches of sharding results if another root mesh over the same ranks in
+    the same order was built before and still lives: it may be an equal one that only
+    these caches hold. Call it once for each new root mesh, with its state, which is
+    remembered for the next call."""
     key = shared.rank_map.key
     if key in _latest:
         forget_shardings()

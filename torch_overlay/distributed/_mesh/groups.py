@@ -878,7 +878,8 @@ def abort_groups(mesh: DeviceMesh) -> None:
 
 def _abort_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
     """Abort all groups at the same time, each in a thread of its own. Returns the
-    errors, one of which says which aborts didn't end within `ABORT_LIMIT` seconds.
+    errors; empty if all ended well. If some don't end within `ABORT_LIMIT` seconds, one
+    more error names them, and their threads go on.
 
     One after the other can hang: the abort of one communicator may wait for work that
     only the abort of another one ends. ncclGroupStart in this thread doesn't help,

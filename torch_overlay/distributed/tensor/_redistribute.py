@@ -122,9 +122,11 @@ def redistribute_local_tensor(
         is_explicit: the user called `redistribute`; DebugMode shows this.
 
     Raises:
-        ValueError: the local tensor has another shape than its spec says.
+        ValueError: the local tensor has another shape than its spec says, and other
+            ranks would wait for this one in a collective of the program.
         RuntimeError: a process group that the program needs was destroyed, or complex
             numbers are to be reduced by max, min or product. Or a collective failed.
+        Exception: what the step-by-step path raises, where that runs.
     """
     mesh = real_mesh(current_spec.mesh)
     answer = find_answer(
@@ -279,6 +281,7 @@ class _LayOn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, source: DTensor, mesh: DeviceMesh) -> Any:  # type: ignore
+        """Make the DTensor on `mesh`, with the local tensor of `source`."""
         ctx.mesh = source._spec.mesh
         spec = dataclasses.replace(source._spec, mesh=mesh)
         grad = source.requires_grad
@@ -287,6 +290,7 @@ class _LayOn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:  # type: ignore
+        """Lay the gradient on the mesh of `source`."""
         return lay_on(ctx.mesh, grad), None
 
 
@@ -302,6 +306,7 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, source: DTensor, dtype: torch.dtype) -> Any:  # type: ignore
+        """Make the DTensor with a local tensor of this dtype."""
         ctx.dtype = source._local_tensor.dtype
         local, grad = source._local_tensor.to(dtype), source.requires_grad
         meta = TensorMeta(source.shape, source.stride(), dtype)
@@ -310,6 +315,7 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:  # type: ignore
+        """Cast the gradient to the dtype of `source`."""
         return _Cast.apply(grad, ctx.dtype), None  # type: ignore
 
 
