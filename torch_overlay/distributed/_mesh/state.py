@@ -703,7 +703,7 @@ def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
 
     Args:
         mesh: must be None.
-        layout: torch's layout with a tensor, or ours with a RankMap.
+        layout: a ``_MeshLayout``.
         rank_map: a tensor of one dimension; or a RankMap, which is taken as it is and
             without a look at its ranks.
 

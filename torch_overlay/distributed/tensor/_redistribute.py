@@ -27,7 +27,7 @@ from .._torch import of_shape, original
 from ._planner.regions import OPS
 from ._runner.answers import Fallback, count_fallback, count_run, find_answer
 from ._runner.program import tell_fallback
-from ._runner.specs import are_torch_classes, other_spec
+from ._runner.specs import are_known_classes, other_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -346,7 +346,7 @@ def without_node(
     """
     local, spec = source._local_tensor, source._spec
     kinds = tuple(map(type, (*spec.placements, *placements)))
-    if not are_torch_classes(kinds) or _wants_node(source):
+    if not are_known_classes(kinds) or _wants_node(source):
         return None
     target = other_spec(
         spec.tensor_meta, spec.placements, placements, kinds, device_mesh

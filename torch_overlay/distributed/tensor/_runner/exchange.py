@@ -311,7 +311,7 @@ _functional = torch.ops._c10d_functional
 
 
 def _reduce_function(op: str) -> Callable[..., torch.Tensor]:
-    """Return the function of torch that reduces two tensors of terms to one.
+    """Return the function that reduces two tensors of terms to one.
 
     Raises:
         AssertionError: `op` is "avg", which is planned as a sum.

@@ -441,8 +441,8 @@ def _one_collective(steps: Sequence[Step], question: Question) -> Collective | N
 _KNOWN = frozenset((Shard, Replicate, Partial, _StridedShard))
 
 
-def are_torch_classes(classes: Iterable[type]) -> bool:
-    """True if each of these placement classes is one of torch's own: Shard, Replicate,
+def are_known_classes(classes: Iterable[type]) -> bool:
+    """True if each of these placement classes is a known one: Shard, Replicate,
     Partial or _StridedShard. A subclass isn't, since an instance of it may equal one of
     its base class and mean something else.
 
@@ -459,7 +459,7 @@ def other_spec(
     kinds: tuple[type, ...],
     mesh: DeviceMesh,
 ) -> DTensorSpec | None:
-    """Return the target spec of a redistribution between placements of torch's own
+    """Return the target spec of a redistribution between placements of known
     classes; None if the tensor has these placements already.
 
     What follows from the placements alone is computed once for a mesh, and remembered
