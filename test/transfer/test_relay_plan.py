@@ -51,7 +51,7 @@ class TestRelayPlan(TestCase):
         after = {rank: {} for rank in range(WORLD)}
         messages = {}
         for rank in range(WORLD):
-            for numbers, (sends, receives, kept) in sorted(pieces.of(rank).items()):
+            for numbers, (sends, receives, kept) in sorted(pieces.routes_of(rank).items()):
                 for share in sends:
                     messages.setdefault((rank, share.peer, *numbers), [[], []])[0].append(share[1:])
                 for share in receives:
@@ -125,7 +125,7 @@ class TestRelayPlan(TestCase):
             crossed = {"host 0": 0, "host 1": 0}
             for pieces in (Pieced(shape, source, whole.first), *whole.hops):
                 for rank in range(8):
-                    for _, receives, _ in pieces.of(rank).values():
+                    for _, receives, _ in pieces.routes_of(rank).values():
                         for peer, _, first, last in receives:
                             if hosts.get(peer) != hosts[rank]:
                                 crossed[hosts[rank]] += last - first

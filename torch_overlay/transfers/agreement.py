@@ -111,7 +111,8 @@ class Agreement:
     name_keys: array[int]
 
     def indices_of(self, names: tuple[str, ...] | None) -> tuple[Sequence[int], list[str]]:
-        """Find the moves of these names; of all names, if None.
+        """Find the moves of these names; of all names, if None. Of tensors that planners planned, only those of this
+        rank.
 
         Returns:
             The indices of the moves, and for each name that no rank moves what is wrong, in words.
@@ -140,12 +141,17 @@ class Agreement:
 def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meeting, Sides]:
     """Describe this rank's tensors to all ranks that make the Transfer, hear theirs, and list the moves. Collective.
 
+    Args:
+        source, target: as `Transfer` takes them.
+
     Returns:
         The agreement; the meeting, whose name is that of this Transfer in the store; and the tensors that this rank
         gives. The agreement doesn't hold these, so that a closed Transfer keeps no tensor.
 
     Raises:
-        ValueError: on all ranks, with the names of the tensors, if what ranks described doesn't fit.
+        ValueError: on all ranks, with the names of the tensors, if what ranks described doesn't fit, or reading it
+            failed on some rank. Or on this rank, if `gone` or `group` names ranks that can't be.
+        TypeError: on this rank, if `gone` or `group` is no list of ranks.
         RuntimeError: a rank didn't come within the timeout, or left meanwhile. Names it.
     """
     place = options.group if isinstance(options.group, Place) else None
@@ -309,6 +315,8 @@ def _ask_in_time(
 
     Args:
         members: the ranks that have tensors; each of them is a planner.
+        own: this rank's tensors.
+        others: the descriptions of all ranks without tensors in pieces.
 
     Returns:
         The answers to this rank, and what its own planner has to tell all ranks.
@@ -318,6 +326,7 @@ def _ask_in_time(
     """
 
     def read(name: str, number: int) -> str:
+        """Return the digest of one of this rank's pieces of a source."""
         given = own.sides[0][name]
         if not isinstance(given, Pieces):
             raise AssertionError("a planner asks for digests of pieces")
@@ -346,7 +355,7 @@ def _ask_in_time(
         team = Team(control, members, meeting.rank, torch.device("cpu"))
         teams.append(team)
         team.use_control_group(control, tag)
-        team.wait_longer(meeting.timeout)
+        team.extend_timeout(meeting.timeout)
         answered = ask_planners(team, own.description, others, gone, options.strict, read, watch.enter)
     except Exception as error:
         said = watch.settle(error, is_own=not watch.position.waits)

@@ -66,7 +66,7 @@ class Block(NamedTuple):
         """Return the view of this block.
 
         Args:
-            locals_: the local tensors of this run, as `numbers` returns them.
+            locals_: the local tensors of this run, as `integer_views` returns them. The block's own isn't None.
         """
         return present(locals_[self.tensor]).as_strided(*self[1:])
 
@@ -86,34 +86,37 @@ class Views:
         self.keeps = False  # whether the views of this run are cached
         self._state: object = None
         self._lay: list[list[object]] = [[], []]  # by side and index of the move, where the local tensor lay
-        self._whole: list[list[torch.Tensor | None]] = [[], []]  # the local tensors, as `numbers` returns them
+        self._whole: list[list[torch.Tensor | None]] = [[], []]  # the local tensors, as `integer_views` returns them
         self.changed: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._of: dict[int, tuple[Copied, torch.Tensor, list[Copied]]] = {}
 
     def begin(
         self, sources: Locals, targets: Locals, wires: Wires, keeps: bool, state: object = None
     ) -> tuple[Locals, Locals]:
-        """Begin a run: return the sources and the targets as `numbers` does, and find out which of them lie elsewhere
-        than in the last run.
+        """Begin a run: return the sources and the targets as `integer_views` does, and set `changed` to those that lie
+        elsewhere than in the last run, by index for each side.
 
         Args:
-            keeps: whether to cache the views.
-            state: any object. If it is the one of the last run, the caller knows that all tensors lie where they lay.
+            sources, targets: the local tensors, by index of the move; None where this rank has no part.
+            wires: for each move the dtype that travels; None if its dtype doesn't change.
+            keeps: whether to cache the views. If False, cached ones are dropped.
+            state: any object. If it is the one of the last run, the caller knows that all tensors lie where they lay,
+                and none is looked at.
         """
         self.keeps = keeps
         if not keeps:
             self.forget()
-            return numbers(sources, wires), numbers(targets, wires)
+            return integer_views(sources, wires), integer_views(targets, wires)
         if state is not None and state is self._state:
             self.changed = frozenset(), frozenset()
             return self._whole[0], self._whole[1]
         sides, changed = [], []
         for side, locals_ in enumerate((sources, targets)):
-            lay = [None if local is None else _lies(local) for local in locals_]
+            lay = [None if local is None else _location(local) for local in locals_]
             before = self._lay[side] or [_UNKNOWN] * len(lay)
             other = [n for n, (old, new) in enumerate(zip(before, lay, strict=True)) if old != new or new is _UNKNOWN]
             whole = self._whole[side] or [None] * len(lay)
-            for number, local in zip(other, numbers([locals_[n] for n in other], [wires[n] for n in other])):
+            for number, local in zip(other, integer_views([locals_[n] for n in other], [wires[n] for n in other])):
                 whole[number] = local
             self._lay[side], self._whole[side] = lay, whole
             sides.append(whole)
@@ -135,6 +138,7 @@ class Views:
 
         Args:
             side: 0 for the sources, 1 for the targets.
+            locals_: of that side, as `begin` returned them.
         """
         if not self.keeps:
             return copies.views(locals_, buffer)
@@ -157,21 +161,23 @@ class Views:
 _UNKNOWN = object()  # where a tensor lies that is copied anew in each run
 
 
-def _lies(local: torch.Tensor) -> object:
-    """Return where and how a local tensor lies, to compare with that of the next run."""
+def _location(local: torch.Tensor) -> object:
+    """Return where and how a local tensor lies, to compare with that of the next run; `_UNKNOWN` for a tensor that
+    `integer_view` waits for or copies, and that has to be read again in each run."""
     if isinstance(local, AsyncCollectiveTensor) or local.is_conj() or local.is_neg():
         return _UNKNOWN
     return local.data_ptr(), local.untyped_storage()._cdata, local.dtype, local.shape, local.stride()
 
 
 @dataclass(slots=True)
-class Run:
+class ContiguousBlocks:
     """Blocks of one width that follow one another in a buffer without gaps.
 
     Attributes:
         at: the byte of the buffer at which they begin.
         size: their bytes.
         width: the integer dtype of their width; for tensors that change their dtype, the dtype that travels.
+        blocks: of the local tensors, in the order of the buffer.
     """
 
     at: int
@@ -187,11 +193,11 @@ class Run:
 
 
 @dataclass(slots=True)
-class Spread:
-    """Blocks of one width of which each lies in several messages, in equal parts.
+class StridedBlocks:
+    """Blocks of one width of which each lies in several messages of a buffer, in equal parts.
 
     Attributes:
-        width: as of `Run`.
+        width: the dtype as which the buffer is read, as of `ContiguousBlocks`.
         blocks: of the local tensors; the first dim of each goes over the parts.
         places: where the blocks lie in the buffer, read as a tensor of this width. Each place is a strided view of the
             buffer: its first dim goes over blocks, its second over the parts of a block.
@@ -202,7 +208,7 @@ class Spread:
     places: list[Block]
 
     def inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the places of the blocks in a buffer, as strided views over all parts."""
+        """Return the places of the blocks in a buffer, as strided views over all parts. `views` isn't used."""
         flat = [buffer.view(self.width)]
         return [view for place in self.places for view in place.of(flat).unbind()]
 
@@ -239,11 +245,18 @@ def _size_in_parts(load: Load) -> tuple[int, ...]:
 
 
 class Copies:
-    """The blocks of one direction of an exchange, or of one direct message, copied by as few calls as possible."""
+    """The blocks of one direction of an exchange, or of one point-to-point message, copied by as few calls as possible.
 
-    def __init__(self, runs: Sequence[Run | Spread]) -> None:
-        self._runs = runs
-        self.blocks = [block for run in runs for block in run.blocks]
+    Args:
+        layouts: where the blocks lie in the buffer, as `locate_blocks` returns them.
+
+    Attributes:
+        blocks: all of them, in the order of the layouts.
+    """
+
+    def __init__(self, layouts: Sequence[ContiguousBlocks | StridedBlocks]) -> None:
+        self._layouts = layouts
+        self.blocks = [block for layout in layouts for block in layout.blocks]
 
     def pack(self, locals_: Locals, buffer: torch.Tensor, views: Views | None = None) -> None:
         """Copy the blocks of the local tensors into the buffer. `views` is the cache, if there is one."""
@@ -268,8 +281,8 @@ class Copies:
             own: the views of the blocks, whose shapes the places have.
         """
         places: list[torch.Tensor] = []
-        for run in self._runs:
-            places += run.inside(buffer, own[len(places) : len(places) + len(run.blocks)])
+        for layout in self._layouts:
+            places += layout.inside(buffer, own[len(places) : len(places) + len(layout.blocks)])
         return places
 
 
@@ -305,7 +318,7 @@ def free(buffer: torch.Tensor) -> None:
     buffer.untyped_storage().resize_(0)
 
 
-def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
+def integer_view(local: torch.Tensor) -> torch.Tensor:
     """Return a view of the same memory as integers, or of 16 bytes as complex128. Waits for a functional collective.
 
     A conjugate or negative view has no memory that holds its values, and is copied.
@@ -320,45 +333,48 @@ def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
     return plain if plain.dtype == width else plain.view(width)
 
 
-def numbers(locals_: Locals, wires: Wires) -> list[torch.Tensor | None]:
-    """Return each local tensor as integers, or as it is if it changes its dtype on the way. None stays None."""
-    return [None if t is None else as_whole_numbers(t) if wire is None else t.data for t, wire in zip(locals_, wires)]
+def integer_views(locals_: Locals, wires: Wires) -> list[torch.Tensor | None]:
+    """Return each local tensor as `integer_view` does; without a cast to integers if it changes its dtype on the way
+    (`wires`). None stays None."""
+    return [None if t is None else integer_view(t) if wire is None else t.data for t, wire in zip(locals_, wires)]
 
 
-def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run | Spread]:
+def locate_blocks(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[ContiguousBlocks | StridedBlocks]:
     """Compute where the blocks of loads lie in the local tensors and in the buffer.
 
     Args:
         loads: in the order of the buffer.
-        locals_: the local tensors, as `numbers` returns them.
+        locals_: the local tensors, as `integer_views` returns them.
+        wires: for each move the dtype that travels; None if its dtype doesn't change.
 
     Returns:
-        Runs of neighbouring blocks of one width, in the order of the buffer; then the blocks that lie in parts.
+        Layouts of neighbouring blocks of one width, in the order of the buffer; then one for each width of blocks that
+        are cut into parts.
     """
-    found: list[Run] = []
-    spread: dict[torch.dtype, Spread] = {}
+    contiguous: list[ContiguousBlocks] = []
+    strided: dict[torch.dtype, StridedBlocks] = {}
     for load in loads:
         widths = [wires[tensor] or present(locals_[tensor]).dtype for tensor in load.tensors]
         if load.parts > 1:
-            blocks, at = Spread.blocks_of(load, locals_), 0
+            blocks, at = StridedBlocks.blocks_of(load, locals_), 0
             for width, same in itertools.groupby(widths):
                 numbers = range(at, at + len([*same]))
-                of_width = spread.setdefault(width, Spread(width, [], []))
+                of_width = strided.setdefault(width, StridedBlocks(width, [], []))
                 of_width.blocks += blocks[numbers.start : numbers.stop]
-                of_width.places.append(Spread.place(load, numbers, width))
+                of_width.places.append(StridedBlocks.place(load, numbers, width))
                 at = numbers.stop
             continue
         for number, (tensor, width) in enumerate(zip(load.tensors, widths)):
             view, at = part(present(locals_[tensor]), load.box), load.at + number * load.step
             block = Block.at(tensor, view, view.is_contiguous())
             size = load.box.elements * width.itemsize
-            last = found[-1] if found else None
+            last = contiguous[-1] if contiguous else None
             if last is not None and last.width == width and last.at + last.size == at:
                 last.blocks.append(block)
                 last.size += size
             else:
-                found.append(Run(at, size, width, [block]))
-    return [*found, *spread.values()]
+                contiguous.append(ContiguousBlocks(at, size, width, [block]))
+    return [*contiguous, *strided.values()]
 
 
 class Buffers:

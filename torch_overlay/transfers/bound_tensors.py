@@ -45,7 +45,8 @@ class BoundTensor:
 
     Attributes:
         name: of the whole tensor.
-        lies: the address, strides and offset of the local tensor when a run last checked it; only compared.
+        location: the address, strides and offset of the local tensor when `problem` last looked; None before. Only
+            compared.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class BoundTensor:
         local = tensor._local_tensor
         self._spec, self._shape, self._dtype, self._device = tensor._spec, local.shape, local.dtype, local.device
         self._shape_and_box = tensor.shape_and_box if isinstance(tensor, Piece) else None
-        self.lies: object = None
+        self.location: object = None
         # The id of the storage. Holding the storage itself would keep its memory.
         self._storage = settled(local).untyped_storage()._cdata
         # Of the local tensor that lies there: the bytes that its storage must have, and whether elements overlap.
@@ -63,7 +64,7 @@ class BoundTensor:
 
     def unlike(self, other: BoundTensor) -> str | None:
         """Say why another tensor can't take this one's place in `bind`, in words; None if it can."""
-        changed = self._changed(other._tensor, other.local)
+        changed = self._how_changed(other._tensor, other.local)
         if changed is None and other._shape_and_box != self._shape_and_box:
             now, before = (
                 "a whole" if piece is None else piece_text(*piece)
@@ -95,8 +96,8 @@ class BoundTensor:
         return self._tensor if isinstance(self._tensor, torch.Tensor) else None
 
     @property
-    def changed(self) -> str:
-        """The problem to report if a write in place was seen during a run in the background."""
+    def changed_text(self) -> str:
+        """The problem to report if `versions` rose during a run in the background."""
         return f"the {self._side} {self.name!r} was changed in place while it was sent"
 
     @property
@@ -105,7 +106,8 @@ class BoundTensor:
         return None if self._tensor._spec is not None else cast("Plain", self._tensor).shape_and_box[1]
 
     def part(self, local: torch.Tensor) -> Part | None:
-        """Describe where this rank's box of the whole tensor lies in memory; None if the box has no element.
+        """Describe where this rank's box of the whole tensor lies in memory; None if the box has no element. The rank
+        is in the tensor's mesh.
 
         Args:
             local: the local tensor that the run found.
@@ -130,23 +132,28 @@ class BoundTensor:
         return settled(self._tensor._local_tensor)
 
     def problem(self, local: torch.Tensor) -> str | None:
-        """Say why this tensor can't be part of a run, in words; None if it can.
+        """Say why this tensor can't be part of a run, in words; None if it can. Updates `location`.
 
         Args:
             local: its local tensor as it is now.
         """
-        changed = self._changed(self._tensor, local)
+        changed = self._how_changed(self._tensor, local)
         if changed is not None:
             return f"the {self._side} {self.name!r} {changed} when the Transfer was made"
-        unusable = self._unusable(local)
-        return None if unusable is None else f"the {self._side} {self.name!r} {unusable}"
+        why = self._why_unusable(local)
+        return None if why is None else f"the {self._side} {self.name!r} {why}"
 
-    def _changed(self, tensor: DTensor | Plain, local: torch.Tensor) -> str | None:
+    def _how_changed(self, tensor: DTensor | Plain, local: torch.Tensor) -> str | None:
         """Say how a tensor differs from the planned one in chunk, placements, shape, dtype or device; None if it
-        doesn't. The words go before "when the Transfer was made"."""
+        doesn't. The words go before "when the Transfer was made".
+
+        Args:
+            tensor: this tensor, or one to take its place.
+            local: its local tensor.
+        """
         changed = tensor.moved_text if isinstance(tensor, Chunk) else None
         if tensor._spec is not self._spec:
-            changed = self._changed_sharding(tensor)
+            changed = self._how_resharded(tensor)
         if changed is None and local.shape != self._shape:
             changed = f"has shape {tuple(local.shape)} and had {tuple(self._shape)}"
         if changed is None and local.dtype is not self._dtype:
@@ -155,11 +162,11 @@ class BoundTensor:
             changed = f"is on {local.device} and was on {self._device}"
         return changed
 
-    def _changed_sharding(self, tensor: DTensor | Plain) -> str | None:
-        """Say how a tensor with another spec object is sharded, if it is sharded in another way; else None, and this
-        spec is the one to compare with from now on.
+    def _how_resharded(self, tensor: DTensor | Plain) -> str | None:
+        """Say how a tensor with another spec object is sharded, if it is sharded in another way; else None.
 
-        `Module.to` makes a DTensor's spec anew, often an equal one.
+        `Module.to` makes a DTensor's spec anew, often an equal one. If `tensor` is this tensor, an equal spec is stored
+        as the one to compare with from now on.
         """
         if tensor._spec is None or self._spec is None:
             return f"is a {'plain tensor' if tensor._spec is None else 'DTensor'} and was {self._sharding}"
@@ -173,18 +180,21 @@ class BoundTensor:
             self._spec = tensor._spec
         return None
 
-    def _unusable(self, local: torch.Tensor) -> str | None:
-        """Say why the elements of a local tensor can't be read, or for a target written, in its memory; None if they
-        can."""
+    def _why_unusable(self, local: torch.Tensor) -> str | None:
+        """Say why this local tensor can't be used; None if it can. Its memory was freed, it is a view of memory that
+        its base no longer has, or, for a target, its elements can't be written in place.
+
+        Sets `location` to where the tensor is now.
+        """
         strides, offset = local.stride(), local.storage_offset()
-        lies = local.data_ptr(), strides, offset
-        if lies != self.lies:
+        location = local.data_ptr(), strides, offset
+        if location != self.location:
             steps = [(length - 1) * stride for length, stride in zip(self._shape, strides)]
             self._needed = (offset + sum(steps) + 1) * self._dtype.itemsize if local.numel() else 0
             self._overlaps = bool(local.numel()) and any(
                 length > 1 and not stride for length, stride in zip(self._shape, strides)
             )
-            self.lies = lies
+            self.location = location
         storage = local.untyped_storage()
         size = storage.nbytes()
         if size < self._needed:
@@ -229,10 +239,12 @@ def copies(
     """Replace the local tensors with these indices by copies, if these fit into `room` bytes.
 
     Args:
+        locals_: by index of the move; None where this rank has no part. The list itself isn't changed.
         why: what needs the copies, to begin the problem with.
 
     Returns:
-        The list with copies in it; or the list as it was, and the problem that the copies don't fit, in words.
+        A list with copies in it, and no problem; or the tensors as they were, and the problem that the copies don't
+        fit, in words.
     """
     by_id = {id(local): local for index in indices if (local := locals_[index]) is not None}
     size = size_of(locals_, indices)
@@ -246,7 +258,8 @@ def copies(
 def locals_of(
     tensors: Sequence[BoundTensor | None], indices: Sequence[int]
 ) -> tuple[list[torch.Tensor | None], list[str]]:
-    """Read the local tensors with these indices, and check each of them.
+    """Read the local tensors with these indices, and check each of them (`BoundTensor.problem`). Waits for functional
+    collectives that still bring values.
 
     Args:
         tensors: by index of the move; None where this rank has no part.
@@ -267,11 +280,12 @@ def locals_of(
 def bind_side(
     side: str, given: Mapping[str, Given], moves: Sequence[TensorMove], place: Place | None
 ) -> list[BoundTensor | None]:
-    """Find this rank's tensor for each move, on one side.
+    """Find this rank's tensor for each move, on one side. Nothing is compared.
 
     Args:
         side: "source" or "target".
         given: what this rank gives on that side, by name.
+        place: where several worlds met, if they did.
 
     Returns:
         For each move its tensor; None if this rank has no part in it.
@@ -332,7 +346,7 @@ def shared_memory(
 
     Args:
         indices: of the moves whose tensors are compared.
-        sources, targets: the local tensors, by index of the move.
+        sources, targets: the local tensors, by index of the move; None where this rank has no part.
         bound_sources, bound_targets: the tensors that they belong to, by index of the move.
     """
     sides: list[dict[int, Part]] = []

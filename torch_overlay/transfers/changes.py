@@ -3,7 +3,7 @@
 A sender keeps the bytes of each message as it sent them last. In the next run it compares, and sends the elements that
 differ, unless the whole message is shorter. Messages to several ranks that carry the same elements are kept and
 compared once. Both ends know from the schedule which elements are in a message (`Form`), and tell each other only how
-many of them changed. A large piece that goes directly from tensor to tensor (`Mail`) is a message of its own: it is
+many of them changed. A large piece that goes directly from tensor to tensor (`P2PBatch`) is a message of its own: it is
 compared where it lies, and nothing of it is packed unless a part of it changed.
 
 A message of changes has the positions, of 2 or 4 bytes each, filled up to ALIGNED bytes; then the values in the same
@@ -21,15 +21,15 @@ import torch.distributed as dist
 
 from ..distributed.tensor._runner.exchange import part
 from ._planner.schedule import aligned, loads_of
-from .blocks import BY_WIDTH, Block, Copies, present, runs_of
-from .exchanges import Exchanges, InFlight, Mail
+from .blocks import BY_WIDTH, Block, Copies, locate_blocks, present
+from .exchanges import Exchanges, InFlight, P2PBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ._planner.schedule import Item, Load, Stream
     from .blocks import Locals, Wires
-    from .exchanges import Letter
+    from .exchanges import P2PMessage
 
 WORD = 8  # bytes that are compared at once
 FEW = 8  # if at most one word in so many differs, the words that differ are picked out and looked at alone
@@ -250,7 +250,7 @@ def land(
         message: its bytes.
         count: how many elements it has.
         places: of all elements of the whole message, in its order.
-        targets: the local tensors, as `numbers` of blocks.py returns them.
+        targets: the local tensors, as `integer_views` of blocks.py returns them.
         wires: for each move the dtype that travels; None if the dtype doesn't change.
     """
     if not count:
@@ -348,7 +348,7 @@ class Sent:
         return len(numbers), packed
 
 
-class Going(NamedTuple):
+class Outgoing(NamedTuple):
     """A message that this rank sends in one exchange.
 
     Attributes:
@@ -356,17 +356,17 @@ class Going(NamedTuple):
         at: the byte at which the message begins in the packed buffer; 0 for a large piece.
         form: of the message.
         sent: what was sent last, with which it is compared.
-        letter: the direct message, if it is a large piece; else None.
+        p2p: the point-to-point message, if it is a large piece; else None.
     """
 
     place: int
     at: int
     form: Form
     sent: Sent
-    letter: Letter | None = None
+    p2p: P2PMessage | None = None
 
 
-class Coming(NamedTuple):
+class Incoming(NamedTuple):
     """A message that this rank receives in one exchange.
 
     Attributes:
@@ -374,17 +374,17 @@ class Coming(NamedTuple):
         form: of the message.
         copies: where it is written if it comes whole.
         places: where its elements are written if changes come.
-        letter: the direct message, if it is a large piece; else None. If it comes whole, `Mail` writes it.
+        p2p: the point-to-point message, if it is a large piece; else None. If it comes whole, `P2PBatch` writes it.
     """
 
     place: int
     form: Form
     copies: Copies
     places: list[Place]
-    letter: Letter | None = None
+    p2p: P2PMessage | None = None
 
 
-class Said(NamedTuple):
+class Header(NamedTuple):
     """What a sender tells the receiver of a message before it.
 
     Attributes:
@@ -399,8 +399,8 @@ class Said(NamedTuple):
 class ChangesOnly(Exchanges):
     """Exchanges that send only the elements which changed since the last run. Arguments are those of `Exchanges`.
 
-    In each exchange a rank compares its messages, tells each receiver how much comes, and then sends. A receiver that
-    doesn't have what was sent last gets the message whole.
+    In each exchange a rank compares its messages, tells each receiver by a `Header` how much comes, and then sends. A
+    receiver that doesn't have what was sent last gets the message whole.
 
     Args:
         is_on_cpu: whether what was sent is kept in the host's memory.
@@ -413,15 +413,16 @@ class ChangesOnly(Exchanges):
     def __init__(self, *given: Any, is_on_cpu: bool = False) -> None:
         super().__init__(*given)
         self._is_on_cpu = is_on_cpu
-        # For each exchange the messages, ordered by the other rank; for each rank the packed one before its letters.
-        self._goes: list[list[Going]] = []
-        self._comes: list[list[Coming]] = []
+        # For each exchange the messages, ordered by the other rank; for each rank the packed one before the
+        # point-to-point ones.
+        self._outgoing: list[list[Outgoing]] = []
+        self._incoming: list[list[Incoming]] = []
         self._known: dict[tuple[int, object], Sent] = {}
         self._have: set[int] = set()  # the positions of the ranks that have what was sent last
-        # What other ranks said of the messages in `_comes`: for the exchange that began last, and for the one that is
-        # unpacked. One more exchange begins before the last one is unpacked.
-        self._said: list[Said] = []
-        self._landing: list[Said] = []
+        # What other ranks said of the messages in `_incoming`: for the exchange that began last, and for the one that
+        # is unpacked. One more exchange begins before the last one is unpacked.
+        self._headers: list[Header] = []
+        self._landing_headers: list[Header] = []
         self.sent_bytes, self.changed = 0, (0, 0)
 
     @property
@@ -430,7 +431,7 @@ class ChangesOnly(Exchanges):
         made beside the packed messages and are shorter."""
         return super().staging * 3 // 2
 
-    def lose(self, ranks: Iterable[int] | None = None) -> None:
+    def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
         """In the next run, send whole messages to these ranks, not only what changed since the last run.
 
         Args:
@@ -448,45 +449,51 @@ class ChangesOnly(Exchanges):
             self._have -= {self._place[rank] for rank in ranks}
 
     def forget(self) -> None:
-        """Let go of all views, and of what was sent."""
+        """Let go of all views, and of what was sent. The next run sends everything whole."""
         super().forget()
-        self.lose()
+        self.send_whole_next()
 
     def _exchange(self, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
-        """Run all exchanges. Only then do all receivers have what was sent: if one fails, they get everything whole."""
+        """Run all exchanges, and set `sent_bytes` and `changed`. Only then do all receivers have what was sent: if one
+        fails, they get everything whole in the next run. See `Exchanges.run` for the arguments and errors."""
         self.sent_bytes, self.changed = 0, (0, 0)
         super()._exchange(sources, targets, sent)
         self._have = {*self._place.values()}
 
     def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
-        """Compute the messages of each exchange, unless the tensors lie as in the last run."""
+        """Compute the messages of each exchange, and store them, unless the tensors lie as in the last run. Arguments
+        are those of `Exchanges`."""
         before = self._geometry
         super()._find_blocks(sources, targets, wires)
         if self._geometry == before:
             return
-        self._goes, self._comes = [], []
-        for number, (out, into) in enumerate(self._ways):
-            goes, at = list[Going](), 0
+        self._outgoing, self._incoming = [], []
+        for number, (out, into) in enumerate(self._directions):
+            outgoing, at = list[Outgoing](), 0
             for place, items in self._packed_messages(number, self.schedule.sends):
                 form = Form.of(items)
-                goes.append(Going(place, at, form, self._sent_of(number, items, form)))
+                outgoing.append(Outgoing(place, at, form, self._sent_of(number, items, form)))
                 at += form.size
-            for letter in out.letters:
-                form = Form.of((letter.item,))
-                goes.append(Going(letter.place, 0, form, self._sent_of(number, letter.item, form), letter))
-            self._goes.append(sorted(goes, key=_in_message))
-            comes = [
-                Coming(place, Form.of(items), *_written(items, targets, wires))
+            for p2p in out.p2p_messages:
+                form = Form.of((p2p.item,))
+                outgoing.append(Outgoing(p2p.place, 0, form, self._sent_of(number, p2p.item, form), p2p))
+            self._outgoing.append(sorted(outgoing, key=_message_order))
+            incoming = [
+                Incoming(place, Form.of(items), *_written(items, targets, wires))
                 for place, items in self._packed_messages(number, self.schedule.receives)
             ]
-            for letter in into.letters:
-                items = (letter.item,)
-                comes.append(Coming(letter.place, Form.of(items), *_written(items, targets, wires), letter))
-            self._comes.append(sorted(comes, key=_in_message))
+            for p2p in into.p2p_messages:
+                items = (p2p.item,)
+                incoming.append(Incoming(p2p.place, Form.of(items), *_written(items, targets, wires), p2p))
+            self._incoming.append(sorted(incoming, key=_message_order))
 
     def _sent_of(self, number: int, key: object, form: Form) -> Sent:
-        """Return what was sent last of a message of exchange `number`. Messages with equal keys carry the same
-        elements, and share it."""
+        """Return what was sent last of a message of exchange `number`; made in the first call. Messages with equal keys
+        carry the same elements, and share it.
+
+        Args:
+            key: the items of the message, which are hashable.
+        """
         return self._known.setdefault((number, key), Sent(form, self._is_on_cpu))
 
     def _packed_messages(self, number: int, streams: Mapping[int, Stream]) -> Iterator[tuple[int, tuple[Item, ...]]]:
@@ -499,57 +506,72 @@ class ChangesOnly(Exchanges):
                 yield self._place[peer], items
 
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
-        """Begin exchange `number`: compare, tell the receivers how much comes, and send."""
-        goes, comes = self._goes[number], self._comes[number]
+        """Begin exchange `number`: compare, tell the receivers how much comes, and send. Waits for the headers of other
+        ranks, not for the messages.
+
+        Args:
+            packed: the whole messages of this exchange. The buffer is given back here if shorter ones are sent.
+        """
+        outgoing, incoming = self._outgoing[number], self._incoming[number]
         with self._step(number, "compare"):
             out, own = self._compared(number, packed, sources)
         with self._step(number, "say how much changed", waits=True):
-            self._said = self._say(number, own)
-        splits, into = self._splits(goes, own), self._splits(comes, self._said)
-        if any(said.elements != WHOLE for said in own):
+            self._headers = self._exchange_headers(number, own)
+        splits, into = self._splits(outgoing, own), self._splits(incoming, self._headers)
+        if any(header.elements != WHOLE for header in own):
             shorter = self._buffers.take(sum(splits))
             if any(map(len, out)):
                 torch.cat(out, out=shorter)
             self._buffers.give(packed)  # of which whole messages are views
             packed = shorter
-        letters = [
-            [letter for letter in way.letters if id(letter) in whole]
-            for way, whole in zip(self._ways[number], (_whole(goes, own), _whole(comes, self._said)))
+        p2p_messages = [
+            [p2p for p2p in direction.p2p_messages if id(p2p) in whole]
+            for direction, whole in zip(
+                self._directions[number], (_whole(outgoing, own), _whole(incoming, self._headers))
+            )
         ]
-        self.sent_bytes += sum(splits) + sum([letter.size for letter in letters[0]])
+        self.sent_bytes += sum(splits) + sum([p2p.size for p2p in p2p_messages[0]])
         came = self._buffers.take(sum(into))
         with self._step(number, "send", waits=True):
-            mail = Mail(*letters)
-            self._is_written |= mail.writes
-            finish = mail.start(self.team, self._buffers, sources, targets)
+            batch = P2PBatch(*p2p_messages)
+            self._is_written |= batch.writes
+            finish = batch.start(self.team, self._buffers, sources, targets)
             work = self._swap(came, packed, into, splits)
         return InFlight(work, packed, came, finish)
 
-    def _splits(self, messages: Iterable[Going | Coming], said: Sequence[Said]) -> list[int]:
-        """Add up the bytes of the messages to, or from, each rank of the group."""
+    def _splits(self, messages: Iterable[Outgoing | Incoming], headers: Sequence[Header]) -> list[int]:
+        """Return, for each rank of the group, the bytes of the messages to it, or from it.
+
+        Args:
+            headers: one for each message.
+        """
         splits = [0] * len(self._place)
-        for message, (_, size) in zip(messages, said):
+        for message, (_, size) in zip(messages, headers):
             splits[message.place] += size
         return splits
 
-    def _compared(self, number: int, packed: torch.Tensor, sources: Locals) -> tuple[list[torch.Tensor], list[Said]]:
-        """Compare all messages of exchange `number`.
+    def _compared(self, number: int, packed: torch.Tensor, sources: Locals) -> tuple[list[torch.Tensor], list[Header]]:
+        """Compare all messages of exchange `number` with what was sent last, keep what is sent now, and add to
+        `changed`.
+
+        Args:
+            packed: the whole messages, one behind the other. Large pieces aren't there, and are compared in `sources`.
 
         Returns:
-            The bytes of each message, none for a large piece that goes whole; and what to tell the receiver of each.
+            The bytes of each message, none for a large piece that goes whole; and the header of each.
         """
         out: list[torch.Tensor] = []
-        said: list[Said] = []
+        headers: list[Header] = []
         compared: dict[int, tuple[int, torch.Tensor] | None] = {}  # by id of what was sent, the changes
         elements, total = self.changed
-        goes = self._goes[number]
+        outgoing = self._outgoing[number]
         # A message is compared if some receiver has what was sent last, and so can take changes.
-        asked = {id(message.sent) for message in goes if message.place in self._have}
-        for message in goes:
-            sent, letter = message.sent, message.letter
-            now = packed[message.at : message.at + message.form.size] if letter is None else packed[:0]
+        asked = {id(message.sent) for message in outgoing if message.place in self._have}
+        for message in outgoing:
+            sent, p2p = message.sent, message.p2p
+            now = packed[message.at : message.at + message.form.size] if p2p is None else packed[:0]
             if id(sent) not in compared:
-                bytes_ = now if letter is None else _bytes_of(letter, message.form, sources, packed.device)
+                bytes_ = now if p2p is None else _bytes_of(p2p, message.form, sources, packed.device)
                 compared[id(sent)] = sent.changes(bytes_) if id(sent) in asked else None
                 if compared[id(sent)] is None:
                     sent.whole(bytes_)
@@ -561,82 +583,89 @@ class ChangesOnly(Exchanges):
                 count, now = changes
                 elements += count
             out.append(now)
-            said.append(Said(count, len(now)))
+            headers.append(Header(count, len(now)))
             total += message.form.elements
         self.changed = elements, total
-        return out, said
+        return out, headers
 
-    def _say(self, number: int, own: Sequence[Said]) -> list[Said]:
+    def _exchange_headers(self, number: int, own: Sequence[Header]) -> list[Header]:
         """Tell each receiver what comes in exchange `number`, and hear what comes to this rank. Collective.
 
         Args:
-            own: for each message that this rank sends.
+            own: the header of each message that this rank sends.
 
         Returns:
-            For each message that this rank receives.
+            The header of each message that this rank receives.
         """
-        comes = self._comes[number]
+        incoming = self._incoming[number]
         if self.team.is_fake:
-            return [Said(WHOLE, message.form.size) for message in comes]
+            return [Header(WHOLE, message.form.size) for message in incoming]
         into, out = (
-            [len(Said._fields) * count for count in self._splits(messages, [Said(0, 1)] * len(messages))]
-            for messages in (comes, self._goes[number])
+            [len(Header._fields) * count for count in self._splits(messages, [Header(0, 1)] * len(messages))]
+            for messages in (incoming, self._outgoing[number])
         )
         given = torch.tensor([*itertools.chain(*own)], dtype=torch.int64, device=self.team.device)
         came = given.new_empty(sum(into))
         self.team.call(dist.all_to_all_single)(came, given, into, out, group=self.team.group)
-        return [Said(*row) for row in came.view(-1, len(Said._fields)).tolist()]
+        return [Header(*row) for row in came.view(-1, len(Header._fields)).tolist()]
 
-    def _came(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:
-        """Wait for exchange `number`. See `Exchanges`."""
-        self._landing = self._said  # the next exchange begins, and overwrites it, before this one is unpacked
-        return super()._came(number, running, sent)
+    def _await_exchange(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:
+        """Wait for exchange `number`, as `Exchanges` does, and keep its headers for `_land`."""
+        self._landing_headers = (
+            self._headers
+        )  # the next exchange begins, and overwrites it, before this one is unpacked
+        return super()._await_exchange(number, running, sent)
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
         """Unpack what exchange `number` received: whole messages as `Exchanges` does, changes element by element."""
-        messages, all_said = self._comes[number], self._landing
-        if all(said.elements == WHOLE for said in all_said):
+        messages, headers = self._incoming[number], self._landing_headers
+        if all(header.elements == WHOLE for header in headers):
             super()._land(number, came, targets)
             return
         wires = self._wires or [None] * len(targets)
         at = 0
         with self._step(number, "unpack"):
-            for message, said in zip(messages, all_said):
-                bytes_ = came[at : at + said.size]
-                if said.elements != WHOLE:
-                    land(bytes_, said.elements, message.form, message.places, targets, wires)
-                elif message.letter is None:
+            for message, header in zip(messages, headers):
+                bytes_ = came[at : at + header.size]
+                if header.elements != WHOLE:
+                    land(bytes_, header.elements, message.form, message.places, targets, wires)
+                elif message.p2p is None:
                     message.copies.land(targets, bytes_)
-                at += said.size
+                at += header.size
 
 
-def _whole(messages: Iterable[Going | Coming], said: Sequence[Said]) -> set[int]:
-    """Return the ids of the letters that go whole."""
-    return {id(message.letter) for message, (elements, _) in zip(messages, said) if elements == WHOLE}
+def _whole(messages: Iterable[Outgoing | Incoming], headers: Sequence[Header]) -> set[int]:
+    """Return the ids of the point-to-point messages that go whole."""
+    return {id(message.p2p) for message, (elements, _) in zip(messages, headers) if elements == WHOLE}
 
 
-def _in_message(message: Going | Coming) -> tuple[int, int]:
+def _message_order(message: Outgoing | Incoming) -> tuple[int, int]:
     """Return the key by which both ends sort the messages of an exchange."""
-    return message.place, -1 if message.letter is None else message.letter.tag
+    return message.place, -1 if message.p2p is None else message.p2p.tag
 
 
-def _bytes_of(letter: Letter, form: Form, sources: Locals, device: torch.device) -> torch.Tensor:
+def _bytes_of(p2p: P2PMessage, form: Form, sources: Locals, device: torch.device) -> torch.Tensor:
     """Return the bytes of a large piece, filled up to ALIGNED: a view of the source if it can be read as words of 8
     bytes, else a copy on `device`."""
-    if letter.flat is not None:
-        flat = letter.flat.of(sources).view(torch.uint8)
+    if p2p.flat is not None:
+        flat = p2p.flat.of(sources).view(torch.uint8)
         if len(flat) == form.size and flat.storage_offset() % WORD == 0:
             return flat
     copied = torch.empty(form.size, dtype=torch.uint8, device=device)
-    if letter.flat is not None:
-        copied[: letter.size] = flat
-    elif letter.copies is not None:
-        letter.copies.pack(sources, copied[: letter.size])
+    if p2p.flat is not None:
+        copied[: p2p.size] = flat
+    elif p2p.copies is not None:
+        p2p.copies.pack(sources, copied[: p2p.size])
     return copied
 
 
 def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[Copies, list[Place]]:
-    """Find out where a message with these items is written: as a whole, and element by element."""
+    """Return where a message with these items is written: as a whole, and element by element.
+
+    Args:
+        targets: the local tensors, as `integer_views` returns them.
+        wires: for each move the dtype that travels; None if its dtype doesn't change.
+    """
     loads: list[Load] = []
     places: list[Place] = []
     at = first = 0
@@ -647,4 +676,4 @@ def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[Copi
                 places.append(Place(first, Block.at(tensor, part(present(targets[tensor]), load.box))))
                 first += load.box.elements
         at += item.step * len(item.tensors)
-    return Copies(runs_of(loads, targets, wires)), places
+    return Copies(locate_blocks(loads, targets, wires)), places

@@ -59,6 +59,10 @@ class Part(NamedTuple):
 class Contents:
     """A checkpoint and its readers, as all ranks know them.
 
+    Args:
+        data: what `Files.as_data` returned.
+        ranks: the readers, ascending.
+
     Attributes:
         ranks: the readers, ascending.
         entries: the tensors, in the order of their bytes.
@@ -73,7 +77,7 @@ class Contents:
 
     @staticmethod
     def of(said: Mapping[int, Any]) -> Contents | None:
-        """Compare what the readers said, and keep that of the first. None if there are no readers.
+        """Compare what the readers said of their files, and keep that of the first. None if there are no readers.
 
         Args:
             said: for each reader's rank, its `Files.as_data`.
@@ -96,14 +100,16 @@ class Contents:
 
         A reader reads rows that it wants itself, so that nobody sends them: all of them where FSDP shards the target by
         rows. Rows that several readers want are divided among them. All other parts fill up the readers with the fewest
-        bytes, in the order of the files. No reader reads more than `UNEVEN` times the mean.
+        bytes, in the order of the files. Of the rows that it wants, no reader reads more than `UNEVEN` times the mean
+        of all bytes.
 
         Args:
             targets: the sharding of the target by name; None for a target of which nothing is known.
             room: the bytes of a round, in which each part is aligned.
 
         Returns:
-            A list by the reader's place in `ranks`, of lists by round.
+            A list by the reader's place in `ranks`, of lists by round. Each reader has at least one round, which may be
+            empty.
         """
         by_entry: dict[int, Sharding | None] = {}
         for name, target in targets.items():
@@ -165,7 +171,7 @@ class Contents:
             begin = end
 
     def size(self, part: Part) -> int:
-        """The bytes of a part."""
+        """The bytes of a part in its file."""
         return (part.last - part.first) * self.entries[part.entry].itemsize
 
     def _cut(self, part: Part, at: int, room: int) -> int:
@@ -202,13 +208,18 @@ class Contents:
         return rounds
 
     def boxes(self, part: Part) -> list[Box]:
-        """Cut a part into boxes of its tensor, in the order of its bytes."""
+        """Cut a part into boxes of its tensor, in the order of its bytes. An empty part is one box: its whole tensor,
+        which is empty."""
         shape = self.entries[part.entry].shape
         whole = Box((0,) * len(shape), shape)
         return blocks(whole, part.first, part.last) if part.first < part.last else [whole]
 
     def read_boxes(self, shares: Iterable[Iterable[Iterable[Part]]]) -> dict[int, dict[int, list[Box]]]:
-        """By number of the entry and by reader, the boxes that the reader reads of it, given the shares of all."""
+        """Return, by number of the entry and by the reader's rank, the boxes that the reader reads of it.
+
+        Args:
+            shares: of all readers, as `shares` returns them.
+        """
         by_entry: dict[int, dict[int, list[Box]]] = {}
         for reader, rounds in zip(self.ranks, shares):
             for part in itertools.chain.from_iterable(rounds):
@@ -220,15 +231,16 @@ class Contents:
 def _runs_wanted(
     shape: tuple[int, ...], target: Sharding | None, readers: tuple[int, ...]
 ) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Cut a tensor into runs of consecutive elements by which readers want them.
+    """Cut a tensor into runs of consecutive elements by which readers want them. Cached: don't change the list.
 
     Args:
         target: its sharding in the target, if it is known.
         readers: their ranks.
 
     Returns:
-        For each run its first element, the one after its last, and the places of readers that want all of it. There are
-        none where a reader wants some columns of rows, which lie apart in the file.
+        For each run its first element, the one after its last, and the places of readers in `readers`. The runs cover
+        the tensor. A run has no readers if nobody wants it, or if readers want only some columns of its rows. Where
+        pieces of different size overlap, the shared part has the readers of the first one.
     """
     wanted: dict[tuple[int, int], list[int]] = {}
     row, boxes = math.prod(shape[1:]), {} if target is None else _boxes_by_rank(target)
@@ -249,7 +261,7 @@ def _runs_wanted(
 
 @lru_cache(maxsize=256)
 def _boxes_by_rank(target: Sharding) -> dict[int, tuple[Box, ...]]:
-    """The boxes that each rank wants."""
+    """Return the boxes that each rank wants of a tensor with this sharding. Cached: don't change the dict."""
     if target.pieces:
         return dict(zip(target.ranks, target.pieces))
     mesh = Ranks.of(target.ranks, target.regions.sizes)
@@ -276,7 +288,7 @@ def _whole_rows(entry: Entry, element: int, room: int) -> int:
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Say in which tensor or file two checkpoints differ first."""
+    """Say in which tensor or file two different checkpoints differ first, in words."""
     for name, row, another in _differing(one["tensors"], other["tensors"]):
         if row is None or another is None:
             file = one["files"][row[2]][0] if row is not None else other["files"][another[2]][0]
@@ -338,11 +350,14 @@ class Rounds:
     """The rounds of a plan. A run uses it in place of one `Exchanges`, and it has the same interface.
 
     Args:
+        rounds: in order.
+        contents: the checkpoint.
         files: the files that this rank reads; None if it reads nothing.
+        device: where the tensors are to be when they are sent.
 
     Attributes:
         reads: empty, since no tensor of the program is read.
-        written: the places in the plan whose targets have been written, as of `Exchanges`.
+        written: the places in the plan whose targets the last run wrote, or began to write.
     """
 
     def __init__(self, rounds: Sequence[Round], contents: Contents, files: Files | None, device: torch.device) -> None:
@@ -379,10 +394,14 @@ class Rounds:
         watch: Watch | None = None,
         state: object = None,
     ) -> None:
-        """Read and move all rounds, one after the other. Raises as `Exchanges.run`.
+        """Read and move all rounds, one after the other, while a thread reads the next one. Collective.
 
-        If a round fails after an earlier one has written targets, the error is `Torn`: the targets are a mixture. No
-        views are kept for the next run, since the sources lie in other buffers then.
+        Arguments are those of `Exchanges.run`. `sources` isn't used. No views are kept for the next run, since the
+        sources lie in other buffers then: `keeps` and `state` change nothing.
+
+        Raises:
+            Torn: a round failed after a target had been written. The targets are a mixture of old and new.
+            RuntimeError: a file has changed or can't be read, or an exchange failed, before any target was written.
         """
         self.written = frozenset()
         # Two buffers for all rounds: one is read into while the other is sent. Reading into memory that was written
@@ -420,7 +439,13 @@ class Rounds:
         self, reader: ThreadPoolExecutor, number: int, buffers: Sequence[torch.Tensor]
     ) -> Future[None] | None:
         """Begin to read a round on another thread, which launches nothing on a device. None if there is no such round,
-        or if the interpreter ends and starts no threads any more: then the round is read when it is its turn."""
+        or if the interpreter ends and starts no threads any more: then the round is read when it is its turn. The
+        result of the future raises as `_fill`.
+
+        Args:
+            number: of the round, from 0.
+            buffers: those that rounds take turns in.
+        """
         if number == len(self._rounds):
             return None
         try:
@@ -450,7 +475,7 @@ class Rounds:
 
     def _sources(self, step: Round, buffer: torch.Tensor) -> list[torch.Tensor | None]:
         """Return this rank's sources of a round for each place, as views of a buffer that was read; None where it has
-        none."""
+        none. On another device than the CPU they are views of a copy there."""
         sources: list[torch.Tensor | None] = [None] * len(step.places)
         parts = step.parts()
         if not parts or self._files is None:
@@ -485,8 +510,13 @@ class Rounds:
     def _fill(self, number: int, parts: Sequence[tuple[Part, memoryview]]) -> None:
         """Read consecutive parts of a file into memory, each into its own aligned place.
 
+        Args:
+            number: of the file.
+            parts: each with the memory for its bytes.
+
         Raises:
-            RuntimeError: the file is shorter than it was, or has changed; names the file, and the tensor.
+            RuntimeError: the file can't be opened, is shorter than it was, or has changed; names the file, and the
+                tensor.
         """
         if self._files is None:
             raise AssertionError("only readers read")
@@ -514,10 +544,10 @@ class Rounds:
             raise RuntimeError(f"reading {self._contents.entries[part.entry].name!r}: {error}") from error
 
     def forget(self) -> None:
-        """Let go of kept views."""
+        """Let go of kept views, in all rounds."""
         for step in self._rounds:
             step.exchanges.forget()
 
 
 def _nothing() -> None:
-    """The callback `sent` of all rounds but the last: only after that one are all sources sent."""
+    """Do nothing. It is the callback `sent` of all rounds but the last: only after that one are all sources sent."""

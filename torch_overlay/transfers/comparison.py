@@ -62,15 +62,22 @@ def agreed(
 
 
 def check_ranks(descriptions: Mapping[int, Description]) -> None:
-    """Check that every rank can take part, and that all give the same options. Raises ValueError, on all ranks."""
+    """Check that every rank can take part, and that all give the same options.
+
+    Raises:
+        ValueError: on all ranks, with the problems and the ranks that have them, or with the option and its values.
+    """
     problems = {rank: [d.problem] for rank, d in sorted(descriptions.items()) if d.problem is not None}
     raise_if_any(by_sentence(problems))
     _check_options(descriptions)
 
 
 def contents_of(descriptions: Mapping[int, Description]) -> Contents | None:
-    """Return the checkpoint that is the source; None if tensors are. Raises ValueError if its readers see different
-    files."""
+    """Return the checkpoint that is the source; None if tensors are.
+
+    Raises:
+        ValueError: on all ranks, if readers see different files, or map names differently.
+    """
     return Contents.of({rank: d.checkpoint for rank, d in descriptions.items() if d.checkpoint is not None})
 
 
@@ -161,7 +168,7 @@ def join_side(
         missing = [other for other in sharding.ranks if other not in known and other not in gone]
         # The others would wait in an exchange for a rank of the mesh that gives None for the tensor.
         if missing:
-            lack = f"{of_ranks(missing)} {_do(missing)}n't have it"
+            lack = f"{of_ranks(missing)} {_do_or_does(missing)}n't have it"
             text = f"the {side} {name!r} of rank {rank} is {sharding}, and {lack}"
             problems.append(Problem(0, SIDES.index(side), name, text))
     return {name: next(iter(by_sharding)) for name, by_sharding in by_name.items()}
@@ -196,8 +203,8 @@ def by_sentence(problems: Mapping[int, Sequence[str]]) -> list[str]:
     return [f"{of_ranks(who)}: {'; '.join(sentences)}" for who, sentences in by_ranks.items()]
 
 
-def _do(ranks: Sequence[int]) -> str:
-    """Return the verb for a sentence about these ranks."""
+def _do_or_does(ranks: Sequence[int]) -> str:
+    """Return the verb for a sentence about these ranks: "does" for one, else "do"."""
     return "does" if len(ranks) == 1 else "do"
 
 
@@ -208,7 +215,8 @@ def lacking(name: str, sides: Sequence[str]) -> str:
 
 
 def differences(name: str, source: Sharding | None, target: Sharding | None) -> Iterable[str]:
-    """Say why the two sides of a tensor don't fit, in words; nothing if they do. None is a side that lacks the name."""
+    """Say why the two sides of a tensor don't fit, in words; empty if they do. None stands for a side that lacks the
+    name."""
     if source is None or target is None:
         return [lacking(name, SIDES if target is None else SIDES[::-1])]
     if source.regions.shape != target.regions.shape:
@@ -229,12 +237,15 @@ def differences(name: str, source: Sharding | None, target: Sharding | None) -> 
 def raise_if_any(
     problems: Sequence[str], count: int = 0, why: str = "The source and the target of a transfer don't fit"
 ) -> None:
-    """Raise a ValueError that names the first few problems, if there are any.
+    """Raise an error that names the first few problems, if there are any.
 
     Args:
         problems: in words; all of them, or at least the first SHOWN.
         count: how many there are, if `problems` aren't all.
         why: begins the error.
+
+    Raises:
+        ValueError: there is a problem.
     """
     if problems:
         count = max(count, len(problems))

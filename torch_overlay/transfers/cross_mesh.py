@@ -19,13 +19,15 @@ BUDGET = 256 << 20  # bytes that buffers may take; the method has no argument fo
 
 
 def reach_other_meshes() -> Any:
-    """Set the method on DTensor. Returns the one that was there."""
+    """Replace `DTensor.redistribute` by a method that also goes to another mesh. Returns the one that was there, for
+    `stay_on_one_mesh`."""
     one_mesh = vars(DTensor)["redistribute"]
 
     @functools.wraps(one_mesh)
     def redistribute(
         self: DTensor, device_mesh: DeviceMesh | None = None, placements: Any = None, **options: Any
     ) -> DTensor:
+        """Do what torch's method does; to another mesh, what `_to_other_mesh` does."""
         mesh = self.device_mesh
         if device_mesh is None or device_mesh is mesh or device_mesh == mesh or placements is None:
             return one_mesh(self, device_mesh, placements, **options)  # type: ignore[no-any-return]
@@ -39,7 +41,7 @@ def reach_other_meshes() -> Any:
 
 
 def stay_on_one_mesh(one_mesh: Any) -> None:
-    """Set the method back that `reach_other_meshes` returned."""
+    """Set the method back on DTensor that `reach_other_meshes` returned."""
     DTensor.redistribute = one_mesh  # type: ignore[method-assign]
 
 
@@ -53,7 +55,8 @@ def _to_other_mesh(
 ) -> DTensor:
     """Redistribute a tensor to another mesh. Collective over the ranks of both meshes.
 
-    The result is complete when this returns, also with `async_op`.
+    The result is complete when this returns, also with `async_op`. Errors are those of `torch_overlay.redistribute`,
+    too.
 
     Args:
         forward_dtype: of the result; None is that of the tensor.

@@ -124,7 +124,8 @@ class Problem(NamedTuple):
 
 
 def describe(source: Any, target: Any, names: Names, place: Place | None = None, most: int | None = None) -> Described:
-    """Read both trees of this rank, and describe their tensors.
+    """Read both trees of this rank, and describe their tensors. With a checkpoint as the source, read the headers of
+    its files.
 
     Raises nothing: an error becomes the description's problem, so that all ranks hear of it. If this rank raised, the
     others would wait for it in the meeting until the timeout.
@@ -190,7 +191,7 @@ def _parts(name: str, given: Given, sharding: Sharding, meshes: Meshes) -> list[
 
 
 def shared_targets(shared: Shared) -> list[str]:
-    """Say which targets share memory so that one would overwrite another, in words, for each pair."""
+    """Say which targets share memory so that one would overwrite another, in words, for each pair. Empty if none do."""
     return [
         f"the targets {first!r} and {second!r} share memory, and aren't one block: give each memory of its own, or one "
         "of them"
@@ -201,7 +202,8 @@ def shared_targets(shared: Shared) -> list[str]:
 
 
 def as_data(description: Description) -> Data:
-    """Turn a description into values that JSON takes. `from_data` turns them back.
+    """Turn a description into values that JSON takes. `from_data` turns them back. Pieces are left out if the
+    description says that it tells them to planners (`unlisted`).
 
     Each mesh stands once, and shardings refer to it by its position: a mesh of 8,192 ranks is long. Tensors with one
     sharding, as 128 experts have that differ in their names alone, share one row.

@@ -45,8 +45,12 @@ class Replaced(NamedTuple):
 
 
 def make_whole() -> list[Replaced]:
-    """Replace torch's rules for norms, of which 2.14 has another kind. Returns what was replaced; nothing on a release
-    that has neither kind."""
+    """Replace torch's rules for norms, of which 2.14 has another kind, and empty DTensor's caches of what the rules
+    said.
+
+    Returns:
+        What was replaced, for `leave_cut`; nothing on a release that has neither kind.
+    """
     from torch.distributed.tensor._api import DTensor
 
     propagator = DTensor._op_dispatcher.sharding_propagator
@@ -63,14 +67,18 @@ def make_whole() -> list[Replaced]:
 
 
 def leave_cut(replaced: list[Replaced]) -> None:
-    """Put torch's rules back, as `make_whole` returned them."""
+    """Put torch's rules back, as `make_whole` returned them, and empty DTensor's caches of what ours said."""
     for table, norm, rule in replaced:
         table[norm] = rule
     forget_shardings()
 
 
 def _has_no_value_of_nothing(schema: Any) -> bool:
-    """True if the order of this norm makes the norm of an empty tensor an error. For other orders it is 0."""
+    """True if the order of this norm makes the norm of an empty tensor an error. For other orders it is 0.
+
+    Args:
+        schema: of the operator's call, DTensor's `OpSchema`.
+    """
     order = schema.args_schema[1] if len(schema.args_schema) > 1 else 2
     return not 0 <= float(order) < math.inf
 
@@ -85,6 +93,8 @@ def _filtered(info: Any) -> Any:
     torchs = info.full_mesh_strategy_filter
 
     def leaves_none_empty(mesh: Any, schema: Any, inputs: Sequence[DTensorSpec], outputs: Any) -> bool:
+        """True if torch's filter allows a sharding, and no rank would have an empty shard of a dim that the norm
+        reduces."""
         if torchs is not None and not torchs(mesh, schema, inputs, outputs):
             return False
         if not _has_no_value_of_nothing(schema):
@@ -106,7 +116,12 @@ def _over(rule: Rule) -> Rule:
 
 
 def _reduced(schema: Any, ndim: int) -> set[int]:
-    """Return the dims that a norm reduces; all of them if none is given, or an empty list."""
+    """Return the dims that a norm reduces; all of them if none is given, or an empty list.
+
+    Args:
+        schema: of the operator's call, DTensor's `OpSchema`.
+        ndim: of the tensor.
+    """
     given = schema.args_schema[2] if len(schema.args_schema) > 2 else None
     dims = [given] if isinstance(given, int) else given or range(ndim)
     return {dim % ndim for dim in dims}
@@ -117,6 +132,7 @@ def _as_whole(schema: Any) -> Any:
     from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, TupleStrategy
 
     def whole(strategy: Any) -> Any:
+        """Return the strategy of one argument with whole tensors in place of those with empty shards."""
         if isinstance(strategy, TupleStrategy):
             return TupleStrategy([whole(child) for child in strategy.children])
         specs = [(option, _whole_spec(option.output_spec, schema)) for option in strategy.strategies]
@@ -144,7 +160,8 @@ def _whole_spec(spec: DTensorSpec, schema: Any) -> DTensorSpec:
 
 
 def leaves_some_empty(spec: DTensorSpec, dim: int, length: Any) -> bool:
-    """True if some rank may have an empty shard along a dim of this length, while others have elements."""
+    """True if some rank may have an empty shard along a dim of this length, while others have elements. With a symbolic
+    length, strided shards or another order of axes it is True unless the dim is known to be cut evenly."""
     from torch.distributed.tensor.placement_types import Shard
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 

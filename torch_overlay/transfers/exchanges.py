@@ -22,7 +22,7 @@ from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..distributed.tensor._runner.exchange import part
 from ._planner.schedule import ROUNDED, Direct, Large, Load, aligned, blocks
-from .blocks import Block, Buffers, Copied, Copies, Views, in_groups, present, runs_of
+from .blocks import Block, Buffers, Copied, Copies, Views, in_groups, locate_blocks, present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 
-# --- Direct messages: large pieces, which go from tensor to tensor and aren't packed with others ---
+# --- Point-to-point messages: large pieces, which go from tensor to tensor and aren't packed with others ---
 # A contiguous piece is sent from its tensor, and received into its tensor. Another piece is packed once for all ranks
 # that get it. On the receiver it passes through a small window that is used again and again: memory that was touched
 # before is several times as fast as new memory from the system.
@@ -56,8 +56,8 @@ def large_on(team: Team) -> Large | None:
     return LARGE if team.is_on_gloo else None
 
 
-class Letter(NamedTuple):
-    """A direct message, and where its bytes lie on this rank.
+class P2PMessage(NamedTuple):
+    """A point-to-point message, and where its bytes lie on this rank.
 
     Attributes:
         place: the position of the other rank in the group.
@@ -79,11 +79,14 @@ class Letter(NamedTuple):
         return self.item.step
 
     @staticmethod
-    def of(message: Direct, locals_: Locals, wires: Wires, place: int) -> Letter:
-        """Find out where the bytes of a message lie.
+    def of(message: Direct, locals_: Locals, wires: Wires, place: int) -> P2PMessage:
+        """Find out where the bytes of a message lie. Returns the message, which can be sent or received while the local
+        tensors have this shape, strides and offset.
 
         Args:
-            locals_: the local tensors, as `numbers` returns them.
+            message: as the schedule has it.
+            locals_: the local tensors, as `integer_views` returns them.
+            wires: for each move the dtype in which its tensor travels; None if its dtype doesn't change.
             place: the position of the other rank in the group.
         """
         (tensor,), itemsize, box, first, last = message.item
@@ -97,73 +100,76 @@ class Letter(NamedTuple):
             for block in blocks(box, first, last):
                 loads.append(Load((tensor,), block, at, 0))
                 at += block.elements * itemsize
-            copies = Copies(runs_of(loads, locals_, wires))
-        return Letter(place, TAGS + message.tag, message.item, flat, copies)
+            copies = Copies(locate_blocks(loads, locals_, wires))
+        return P2PMessage(place, TAGS + message.tag, message.item, flat, copies)
 
 
-class Mail:
-    """All direct messages of one exchange, to and from this rank.
+class P2PBatch:
+    """All point-to-point messages of one exchange, to and from this rank.
 
     Attributes:
         writes: True if some message is received right into a target, which is written from the start on.
     """
 
-    def __init__(self, out: Sequence[Letter], into: Sequence[Letter]) -> None:
+    def __init__(self, out: Sequence[P2PMessage], into: Sequence[P2PMessage]) -> None:
         self._out = out
-        self._straight = [(letter, letter.flat) for letter in into if letter.flat is not None]
-        self._through = [letter for letter in into if letter.flat is None]
+        self._straight = [(p2p, p2p.flat) for p2p in into if p2p.flat is not None]
+        self._through = [p2p for p2p in into if p2p.flat is None]
         self.writes = bool(self._straight)
-        copied = {letter.item: letter for letter in out if letter.copies is not None}
+        copied = {p2p.item: p2p for p2p in out if p2p.copies is not None}
         # By descending width, so that each lies aligned in the buffer.
-        self._copied = sorted(copied.values(), key=lambda letter: -letter.item.itemsize)
+        self._copied = sorted(copied.values(), key=lambda p2p: -p2p.item.itemsize)
 
     def start(self, team: Team, buffers: Buffers, sources: Locals, targets: Locals) -> Callable[[], None]:
-        """Begin all messages.
+        """Begin all messages. Pieces that aren't contiguous are packed here.
 
         Args:
+            team: the ranks that exchange. It has a group, unless there are no messages.
             buffers: where the memory comes from for pieces that aren't contiguous.
-            sources, targets: the local tensors, as `numbers` returns them.
+            sources, targets: the local tensors, as `integer_views` returns them.
 
         Returns:
-            A function that waits until all messages are sent and received. It raises RuntimeError if one fails.
+            A function that waits until all messages are sent and received, and gives the buffers back. It raises
+            RuntimeError if one fails.
         """
         if not self._out and not self._straight and not self._through:
             return lambda: None
         straight, group = [], team.group
         if group is None:
             raise AssertionError("a team with messages has a group")
-        for letter, flat in self._straight:
-            straight.append(group.recv([flat.of(targets).view(torch.uint8)], letter.place, letter.tag))
+        for p2p, flat in self._straight:
+            straight.append(group.recv([flat.of(targets).view(torch.uint8)], p2p.place, p2p.tag))
         through = self._receive_through_window(team, group, buffers, targets)
-        sizes = [letter.size for letter in self._copied]
+        sizes = [p2p.size for p2p in self._copied]
         buffer = buffers.take(sum(sizes))
         places = buffer.split(sizes)
-        copied = {letter.item: place for letter, place in zip(self._copied, places)}
-        copies = {letter.item: letter.copies for letter in self._copied}
+        copied = {p2p.item: place for p2p, place in zip(self._copied, places)}
+        copies = {p2p.item: p2p.copies for p2p in self._copied}
         sent = []
-        for letter in self._out:
-            if letter.flat is not None:
-                data = letter.flat.of(sources).view(torch.uint8)
+        for p2p in self._out:
+            if p2p.flat is not None:
+                data = p2p.flat.of(sources).view(torch.uint8)
             else:
-                data = copied[letter.item]
+                data = copied[p2p.item]
                 # Packed just before its first message, so that other ranks don't wait until all pieces are packed.
-                if (copy := copies.pop(letter.item, None)) is not None:
+                if (copy := copies.pop(p2p.item, None)) is not None:
                     copy.pack(sources, data)
-            sent.append(group.send([data], letter.place, letter.tag))
+            sent.append(group.send([data], p2p.place, p2p.tag))
 
         def finish() -> None:
             """Wait for all messages, and give the buffer back."""
             through()
-            for message in (*straight, *sent):
-                team.wait(message)
+            for work in (*straight, *sent):
+                team.wait(work)
             buffers.give(buffer)
 
         return finish
 
     @property
     def _window(self) -> list[int]:
-        """The bytes of each slot of the window: as many as the longest message that passes through it has."""
-        most = max([letter.size for letter in self._through], default=0)
+        """The bytes of each slot of the window: as many as the longest message that passes through it has. Empty if
+        none does."""
+        most = max([p2p.size for p2p in self._through], default=0)
         return [aligned(most)] * min(IN_FLIGHT, len(self._through))
 
     def _receive_through_window(
@@ -178,15 +184,15 @@ class Mail:
             return lambda: None
         slots = self._window
         window = buffers.take(sum(slots))
-        begun: deque[tuple[Letter, torch.Tensor, Work]] = deque()
+        begun: deque[tuple[P2PMessage, torch.Tensor, Work]] = deque()
         waiting = iter(self._through)
 
         def begin(slot: torch.Tensor) -> None:
             """Receive the next message into a slot of the window, if there is one."""
-            letter = next(waiting, None)
-            if letter is not None:
-                data = slot[: letter.size]
-                begun.append((letter, slot, group.recv([data], letter.place, letter.tag)))
+            p2p = next(waiting, None)
+            if p2p is not None:
+                data = slot[: p2p.size]
+                begun.append((p2p, slot, group.recv([data], p2p.place, p2p.tag)))
 
         for slot in window.split(slots):
             begin(slot)
@@ -194,10 +200,10 @@ class Mail:
         def finish() -> None:
             """Wait for each message in turn, and unpack it."""
             while begun:
-                letter, slot, message = begun.popleft()
-                team.wait(message)
-                if letter.copies is not None:
-                    letter.copies.land(targets, slot[: letter.size])
+                p2p, slot, work = begun.popleft()
+                team.wait(work)
+                if p2p.copies is not None:
+                    p2p.copies.land(targets, slot[: p2p.size])
                 begin(slot)
             buffers.give(window)
 
@@ -205,7 +211,7 @@ class Mail:
 
 
 def in_turns(messages: Sequence[Direct], own: int, places: dict[int, int]) -> list[Direct]:
-    """Order direct messages: the first message to or from each rank, then the second ones.
+    """Order point-to-point messages: the first message to or from each rank, then the second ones.
 
     Each rank begins with the rank after it in the group. If all began with rank 0, they would wait for it in turn.
 
@@ -217,18 +223,18 @@ def in_turns(messages: Sequence[Direct], own: int, places: dict[int, int]) -> li
     return sorted(messages, key=lambda message: (message.tag, (places[message.peer] - own) % size))
 
 
-class Way(NamedTuple):
-    """One direction of an exchange, ready to run.
+class Direction(NamedTuple):
+    """What this rank sends in one exchange, or what it receives, located in its local tensors.
 
     Attributes:
         splits: for each rank of the group the bytes of its packed message.
         copies: the blocks in the packed messages.
-        letters: the direct messages.
+        p2p_messages: the point-to-point messages, in the order in which they begin.
     """
 
     splits: list[int]
     copies: Copies
-    letters: list[Letter]
+    p2p_messages: list[P2PMessage]
 
 
 class InFlight(NamedTuple):
@@ -237,7 +243,7 @@ class InFlight(NamedTuple):
     Attributes:
         work: of the all-to-all.
         sent, came: the buffers from which it sends, and into which it receives.
-        finish: waits for the direct messages.
+        finish: waits for the point-to-point messages.
     """
 
     work: dist.Work
@@ -290,8 +296,8 @@ class Exchanges:
         self._wires = wires
         self._landed, self._is_written = 0, False
         self._geometry: object = None
-        self._ways: list[tuple[Way, Way]] = []
-        self._mail: list[Mail] = []
+        self._directions: list[tuple[Direction, Direction]] = []
+        self._p2p: list[P2PBatch] = []
         self._kept: list[tuple[Block, Block]] = []
         self._views = Views()
         self._watch: Watch | None = None
@@ -300,7 +306,7 @@ class Exchanges:
 
     @property
     def staging(self) -> int:
-        """The most bytes that buffers take at one time in a run."""
+        """The most bytes that buffers take at one time in a run, with those of point-to-point messages."""
         most = 0
         for number, (out, into) in enumerate(self._messages):
             packed, landed = self._messages[number + 1] if number + 1 < self.count else (None, None)
@@ -362,11 +368,13 @@ class Exchanges:
             raise
 
     def _exchange(self, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
-        """Run all exchanges: while one runs, pack the next one and unpack the one before."""
-        running = self._start(0, self._packed(0, sources), sources, targets) if self.count else None
+        """Run all exchanges: while one runs, pack the next one and unpack the one before. Sets `_landed` to the number
+        of exchanges whose messages are unpacked, and `_is_written` once a target may have been written. See `run` for
+        the arguments and errors."""
+        running = self._start(0, self._pack(0, sources), sources, targets) if self.count else None
         for number in range(1, self.count + 1):
-            packed = self._packed(number, sources) if number < self.count else None
-            came = self._came(number - 1, running, sent)
+            packed = self._pack(number, sources) if number < self.count else None
+            came = self._await_exchange(number - 1, running, sent)
             running = None  # frees the buffer that was sent, before the next one is allocated
             if packed is not None:
                 running, packed = self._start(number, packed, sources, targets), None
@@ -375,22 +383,23 @@ class Exchanges:
             self._landed = number
             self._buffers.give(came)
 
-    def _packed(self, number: int, sources: Locals) -> torch.Tensor:
-        """Allocate a buffer, and pack what exchange `number` sends."""
-        way = self._ways[number][0]
+    def _pack(self, number: int, sources: Locals) -> torch.Tensor:
+        """Allocate a buffer, and pack into it what exchange `number` sends by its all-to-all."""
+        direction = self._directions[number][0]
         with self._step(number, "pack"):
-            buffer = self._buffers.take(sum(way.splits))
-            way.copies.pack(sources, buffer, self._views)
+            buffer = self._buffers.take(sum(direction.splits))
+            direction.copies.pack(sources, buffer, self._views)
         return buffer
 
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
-        """Begin exchange `number`: its direct messages and its all-to-all, from the buffer `packed`."""
-        out, into = self._ways[number]
-        self._is_written |= self._mail[number].writes
+        """Begin exchange `number`: its point-to-point messages and its all-to-all, from the buffer `packed`. Does not
+        wait for either."""
+        out, into = self._directions[number]
+        self._is_written |= self._p2p[number].writes
         came = self._buffers.take(sum(into.splits))
         # Counts as a wait: if a rank has died, sending fails, and the fault is that rank's.
         with self._step(number, "send", waits=True):
-            finish = self._mail[number].start(self.team, self._buffers, sources, targets)
+            finish = self._p2p[number].start(self.team, self._buffers, sources, targets)
             work = self._swap(came, packed, into.splits, out.splits)
         return InFlight(work, packed, came, finish)
 
@@ -399,6 +408,9 @@ class Exchanges:
 
         Args:
             into, out: for each rank of the group the bytes that come from it, and those that go to it.
+
+        Returns:
+            Its handle. On torch's fake backend it may be of other buffers, since nothing is sent there.
         """
         if not len(packed) and len(came) and self.team.is_fake:
             # torch's fake backend refuses to send nothing. It brings nothing either: so this rank sends itself a byte,
@@ -409,11 +421,18 @@ class Exchanges:
         exchange = self.team.call(dist.all_to_all_single)
         return exchange(came, packed, [*into], [*out], group=self.team.group, async_op=True)
 
-    def _came(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:
-        """Wait for exchange `number`. Returns the buffer into which it received.
+    def _await_exchange(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:
+        """Wait for exchange `number`, and return the buffer into which it received. Gives the buffer back from which it
+        sent. On a GPU only the stream waits.
 
-        Calls `sent` in the last exchange when this rank's direct messages are done, unless it copies from its sources
-        after that.
+        Calls `sent` in the last exchange when this rank's point-to-point messages are done, unless it copies from its
+        sources after that.
+
+        Args:
+            running: the exchange; never None.
+
+        Raises:
+            RuntimeError: a message failed, or the watch has closed the connections.
         """
         if running is None:
             raise AssertionError("an exchange runs until its successor has begun")
@@ -428,11 +447,12 @@ class Exchanges:
         return running.came
 
     def _wait(self, work: dist.Work) -> None:
-        """Wait until an all-to-all has ended.
+        """Wait until an all-to-all has ended. On NCCL only the stream waits.
 
         A rank that was stopped (SIGSTOP) within one, and woke when all others had closed their connections, was seen to
         wait in gloo for a send that no longer went anywhere, until the group's own timeout, and closing its connections
-        didn't end that. So a wait in gloo is given up some seconds after they were closed.
+        didn't end that. So a wait in gloo is given up some seconds after they were closed, and the group is then never
+        freed, since freeing it would wait, too.
 
         Raises:
             RuntimeError: it failed, or was given up.
@@ -456,14 +476,18 @@ class Exchanges:
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
         """Unpack what exchange `number` received into the targets."""
         with self._step(number, "unpack"):
-            self._ways[number][1].copies.land(targets, came, self._views)
+            self._directions[number][1].copies.land(targets, came, self._views)
 
     @contextmanager
     def _step(self, number: int, action: str, waits: bool = False) -> Iterator[None]:
         """Tell the watch and the profiler that a step of exchange `number` begins, and that it has ended.
 
         Args:
+            action: the step in words, such as "pack".
             waits: True if the step waits for other ranks.
+
+        Raises:
+            RuntimeError: the watch has closed the connections.
         """
         text = f"{self.label}exchange {number + 1} of {self.count}, {action}"
         if self._watch is not None:
@@ -474,10 +498,13 @@ class Exchanges:
             self._watch.came()
 
     def _wait_for_device(self) -> None:
-        """Wait until the exchanges of this run have ended on the GPU.
+        """Wait until the exchanges of this run have ended on the GPU. Does nothing without a watch.
 
         `wait` of an exchange on a GPU only makes the stream wait. If a rank has died, the exchange never ends there,
         and the program would go on as if its targets were written.
+
+        Raises:
+            RuntimeError: the watch has closed the connections meanwhile.
         """
         ends, self._ends = self._ends, []
         for number, end in enumerate(ends):
@@ -487,7 +514,8 @@ class Exchanges:
             self._watch.enter("the end")  # raises if the watch has aborted the group: its events end, too
 
     def _copy_kept(self, sources: Locals, targets: Locals) -> None:
-        """Copy the boxes that this rank has in its own sources into its targets, unless both are the same memory."""
+        """Copy the boxes that this rank has in its own sources into its targets, unless both are the same memory. Adds
+        the targets to `written`."""
         if self._kept_views is None:
             moved = []
             for before, after in self._kept:
@@ -505,19 +533,25 @@ class Exchanges:
             self._kept_views = None
 
     def forget(self) -> None:
-        """Let go of all views, and of the memory that they hold."""
+        """Let go of all views, and of the memory that they hold. The next run makes them anew."""
         self._views.forget()
         self._kept_views = None
 
     def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
-        """Compute where all blocks lie in the local tensors, unless these have the shapes, strides and offsets of the
-        last run."""
+        """Compute where all blocks lie in the local tensors, and store that, unless the tensors have the shapes,
+        strides and offsets of the last run.
+
+        Args:
+            sources, targets: as `integer_views` returns them.
+        """
         geometry = [None if t is None else (t.shape, t.stride(), t.storage_offset()) for t in (*sources, *targets)]
         if geometry == self._geometry:
             return
         self._views.drop_blocks()
-        self._ways = [(self._way(out, sources, wires), self._way(into, targets, wires)) for out, into in self._messages]
-        self._mail = [Mail(out.letters, into.letters) for out, into in self._ways]
+        self._directions = [
+            (self._locate(out, sources, wires), self._locate(into, targets, wires)) for out, into in self._messages
+        ]
+        self._p2p = [P2PBatch(out.p2p_messages, into.p2p_messages) for out, into in self._directions]
         self._kept = []
         for number, *boxes in self.schedule.kept:
             views = [part(present(side[number]), box) for side, box in zip((sources, targets), boxes)]
@@ -526,15 +560,15 @@ class Exchanges:
             self._kept.append((old, new))
         self._geometry = geometry
 
-    def _way(self, messages: Messages, locals_: Locals, wires: Wires) -> Way:
-        """Make one direction of an exchange ready to run on these local tensors."""
+    def _locate(self, messages: Messages, locals_: Locals, wires: Wires) -> Direction:
+        """Locate all that this rank sends in an exchange, or all that it receives, in these local tensors."""
         splits = [0] * len(self._place)
         for peer, size in messages.sizes.items():
             splits[self._place[peer]] = size
         own = self._place[self.team.rank]
         direct = in_turns(messages.direct, own, self._place)
-        letters = [Letter.of(message, locals_, wires, self._place[message.peer]) for message in direct]
-        return Way(splits, Copies(runs_of(messages.loads, locals_, wires)), letters)
+        p2p_messages = [P2PMessage.of(message, locals_, wires, self._place[message.peer]) for message in direct]
+        return Direction(splits, Copies(locate_blocks(messages.loads, locals_, wires)), p2p_messages)
 
 
 # --- How many exchanges there are, and what is logged of a plan ---
@@ -544,7 +578,7 @@ plan_logger = logging.getLogger("torch_overlay.transfers")
 
 
 def log_plan(name: str, describe: Callable[[], str]) -> None:
-    """Log a plan: as a DEBUG line, and as an artifact that tlparse shows.
+    """Log a plan: as a DEBUG line of the logger torch_overlay.transfers, and as an artifact that tlparse shows.
 
     Args:
         name: of the artifact.
@@ -560,8 +594,8 @@ Traffic = dict[int, tuple[int, int, int]]  # for each rank the bytes out, the by
 
 
 def most_bytes(moves: Iterable[Move], ranks: Sequence[int]) -> int:
-    """Return a bound on the bytes that any of these ranks sends and gets in these moves. It takes no communication, and
-    every rank computes the same."""
+    """Return a bound on the bytes that any of these ranks sends and gets, together, in these moves. It takes no
+    communication, and every rank computes the same."""
     most = ROUNDED * 2 * len(ranks)
     for move in moves:
         most += move.itemsize * (len(ranks) * move.source.regions.most + move.target.regions.most)
@@ -569,7 +603,7 @@ def most_bytes(moves: Iterable[Move], ranks: Sequence[int]) -> int:
 
 
 def agreed_count(schedule: Schedule, budget: int, team: Team, is_wrong: bool = False) -> tuple[int, Traffic]:
-    """Agree on how many exchanges there are: as many as the rank needs that needs most. Collective.
+    """Agree on how many exchanges there are: as many as the rank needs that needs most. Collective over the team.
 
     Args:
         schedule: of this rank.
@@ -580,7 +614,8 @@ def agreed_count(schedule: Schedule, budget: int, team: Team, is_wrong: bool = F
         The number of exchanges, 0 if no rank sends anything; and the traffic of all ranks.
 
     Raises:
-        RuntimeError: on all ranks, if some rank can't take part.
+        RuntimeError: on all ranks, if some rank can't take part. Also what the collective raises, for instance since a
+            rank died.
         ValueError: on all ranks, if the budget is too small for some rank.
     """
     problem = ""

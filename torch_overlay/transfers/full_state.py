@@ -41,7 +41,7 @@ cut_rest = original(_state_dict_utils, "_distribute_tensors")
 
 def gather_together() -> Any:
     """Replace the code of torch's `_gather_state_dict` by `gather_state_dict`, so that modules which have imported the
-    function get it, too. Returns the code that was there."""
+    function get it, too. Returns the code that was there, for `gather_one_by_one`."""
     return swap_code(_state_dict_utils._gather_state_dict, gather_state_dict)
 
 
@@ -51,7 +51,8 @@ def gather_one_by_one(code: Any) -> None:
 
 
 def scatter_by_chunks() -> Any:
-    """Replace the code of torch's `_distribute_state_dict` by `scatter_state_dict`. Returns the code that was there."""
+    """Replace the code of torch's `_distribute_state_dict` by `scatter_state_dict`. Returns the code that was there,
+    for `scatter_by_axes`."""
     return swap_code(_state_dict_utils._distribute_state_dict, scatter_state_dict)
 
 
@@ -61,7 +62,8 @@ def scatter_by_axes(code: Any) -> None:
 
 
 def cut_by_chunks() -> Any:
-    """Replace the code of torch's `_distribute_tensors` by `cut_tensors`. Returns the code that was there."""
+    """Replace the code of torch's `_distribute_tensors` by `cut_tensors`. Returns the code that was there, for
+    `cut_by_axes`."""
     return swap_code(_state_dict_utils._distribute_tensors, cut_tensors)
 
 
@@ -73,7 +75,8 @@ def cut_by_axes(code: Any) -> None:
 def scatter_state_dict(
     full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], device: torch.device, pg: Any = None
 ) -> None:
-    """Do what torch's `_distribute_state_dict` does: write the parts of whole tensors into `local_state_dict`.
+    """Do what torch's `_distribute_state_dict` does: write this rank's parts of whole tensors, which all ranks give,
+    into `local_state_dict`. Collective.
 
     Strided shards that don't divide evenly are cut here. All others go to torch's function.
 
@@ -92,8 +95,14 @@ def scatter_state_dict(
 
 
 def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch.device, pg: Any = None) -> None:
-    """Do what torch's `_distribute_tensors` does, where each value is a pair of a local tensor and the whole one: write
-    the rank's part of the whole one into the local tensor. Cuts and raises as `scatter_state_dict`."""
+    """Do what torch's `_distribute_tensors` does: in `local_state_dict`, where each value under `keys` is a pair of a
+    local tensor and the whole one, replace the pair by the local tensor with this rank's part of the whole one in it.
+
+    Strided shards that don't divide evenly are cut here. All others go to torch's function.
+
+    Raises:
+        ValueError: this rank holds another part of such a tensor than FSDP2 would.
+    """
     meshes = Meshes()
     for key in keys:
         pair: Any = local_state_dict.get(key)
@@ -135,7 +144,8 @@ def _uneven_regions(tensor: Any, whole: Any, meshes: Meshes) -> Regions | None:
 def gather_state_dict(state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Do what torch's `_gather_state_dict` does, with the same results on the same ranks. Collective.
 
-    DTensors that can move together are gathered in exchanges. Then torch's function does what is left.
+    DTensors that can move together are gathered in exchanges. Then torch's function does what is left. Errors are also
+    those of `change_together`.
 
     Args:
         options: of torch's function.
@@ -183,7 +193,8 @@ Batch = list[tuple[int, DTensor, Change]]
 
 def _batches(tensors: Sequence[DTensor], offloads: bool) -> Iterator[Batch]:
     """Yield lists of tensors of one mesh that are gathered together: those that move along the same axes. If they are
-    offloaded, a list has at most WHOLE bytes of whole tensors.
+    offloaded, a list has at most WHOLE bytes of whole tensors, or one tensor. Tensors that torch's function should
+    gather are left out.
 
     Only the ranks along these axes have to give the same tensors. Ranks that differ on other axes may give others, as
     they may where torch gathers each tensor by itself.
@@ -218,7 +229,11 @@ def _change_of(tensor: DTensor) -> Change | None:
 
 
 def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[int, torch.Tensor]:
-    """Gather the tensors of a batch. Collective.
+    """Gather the tensors of a batch. Collective over the ranks along the axes on which they move. Raises as
+    `change_together`.
+
+    Args:
+        receivers: the ranks that get the whole tensors; all, if empty.
 
     Returns:
         The whole tensors by number, empty ones on a rank that isn't among the receivers. A tensor for which the mesh

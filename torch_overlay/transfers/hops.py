@@ -169,7 +169,8 @@ class Relayed:
         watch: Watch | None = None,
         state: object = None,
     ) -> None:
-        """Run all hops. Arguments are those of `Exchanges.run`.
+        """Run all hops. Collective. Arguments are those of `Exchanges.run`; `sent` is called in the first hop, the only
+        one that reads sources.
 
         Raises:
             Torn: a hop failed after it, or an earlier hop, had written a target.
@@ -192,15 +193,15 @@ class Relayed:
                 self.written |= {hop.targets[place] for place in exchanges.written}
 
     def forget(self) -> None:
-        """Let go of all views, and of what was sent."""
+        """Let go of all views, and of what was sent, in all hops."""
         for exchanges in self._all:
             exchanges.forget()
 
-    def lose(self, ranks: Iterable[int] | None = None) -> None:
-        """In the next run, send whole messages to these ranks, in all hops. See `ChangesOnly.lose`."""
-        losing = None if ranks is None else [*ranks]
+    def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
+        """In the next run, send whole messages to these ranks, in all hops. See `ChangesOnly.send_whole_next`."""
+        receivers = None if ranks is None else [*ranks]
         for exchanges in self._changes:
-            exchanges.lose(losing)
+            exchanges.send_whole_next(receivers)
 
     @property
     def sent_bytes(self) -> int:

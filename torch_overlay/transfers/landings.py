@@ -73,7 +73,8 @@ class Landings:
         self._whole_storages: set[int] = set()
 
     def target(self) -> dict[str, Any]:
-        """The target of a `Transfer`: pieces for each direct tensor, and an empty tensor for each that comes whole.
+        """Return the target of a `Transfer`: pieces for each direct tensor, and an empty tensor for each that comes
+        whole.
 
         Skipped names aren't in it, so make the Transfer with ``strict=False``. The empty tensors are allocated once, on
         the device of the model's first parameter, and live as long as this object.
@@ -84,7 +85,8 @@ class Landings:
         return {**self._buffers, **self.direct}
 
     def load_whole(self, copies: bool = False) -> None:
-        """Write the loader's constants, and hand the tensors that came whole to the loader, in one call.
+        """Write the loader's constants, and hand the tensors that came whole to the loader, in one call. It isn't
+        called if there are none.
 
         Call it after each `Transfer.run` into `target()`.
 
@@ -93,7 +95,8 @@ class Landings:
                 keep what it gets, and the next run of a `Transfer` with `changes` needs what came last.
 
         Raises:
-            RuntimeError: `target()` wasn't called before, so nothing can have arrived.
+            RuntimeError: `target()` wasn't called before, so nothing can have arrived. Whatever the loader raises is
+                passed on.
         """
         if self.whole.keys() != self._buffers.keys():
             raise RuntimeError("Nothing came whole yet: give target() to a Transfer, run it, and then call load_whole.")
@@ -106,7 +109,7 @@ class Landings:
                 self._load([*self._buffers.items()])
 
     def stale(self) -> str | None:
-        """Why these landings don't hold any more, in words; None if they do. Then `again` asks the loader anew.
+        """Say why these landings don't hold any more, in words; None if they do. Then `again` asks the loader anew.
 
         Compares the model's names, shapes and types, the addresses of the memory that is written directly, and
         `depends_on`.
@@ -129,12 +132,12 @@ class Landings:
         return self._memory.change(self._model, direct | {storage_of(view) for view, _ in self.fills})
 
     def again(self) -> Landings:
-        """Ask the same loader for the same tensors again. From then on use the `target()` of the result, not that of
-        this object."""
+        """Ask the same loader for the same tensors again, and return the new landings. From then on use their
+        `target()`, not that of this object. Raises as `torch_overlay.landings`."""
         return find_landings(self._load, self._model, self._tensors, self._depends_on)
 
     def as_data(self) -> dict[str, Any]:
-        """The landings as JSON-compatible data, for programs that plan transfers themselves.
+        """Return the landings as JSON-compatible data, for programs that plan transfers themselves.
 
         For each box of a direct tensor: its `start` and `shape` in the tensor, the `parameter` that it goes to, and
         `offset` and `strides` (one for each dim of the box) there, in elements from the parameter's first.
@@ -142,7 +145,11 @@ class Landings:
         places = self._memory.places
         direct = {
             name: [
-                {"start": list(piece.start), **_place(piece._local_tensor, places), "dtype": _said(piece._local_tensor)}
+                {
+                    "start": list(piece.start),
+                    **_place(piece._local_tensor, places),
+                    "dtype": _dtype_name(piece._local_tensor),
+                }
                 for piece in pieces
             ]
             for name, pieces in self.direct.items()
@@ -167,7 +174,11 @@ class Landings:
         return self._whole_storages
 
     def nbytes(self, kind: str) -> int:
-        """How many bytes of the model are written directly ("direct"), or how many come whole ("whole")."""
+        """Return how many bytes of the model are written directly ("direct"), or how many come whole ("whole").
+
+        Args:
+            kind: one of the two words. Any other counts as "whole".
+        """
         if kind == "direct":
             return sum([piece._local_tensor.nbytes for pieces in self.direct.values() for piece in pieces])
         return sum([meta.nbytes for meta in self._tensors if meta.name in self.whole])
@@ -186,7 +197,10 @@ class Landings:
 
 
 def metas_of(tensors: Any) -> list[Meta]:
-    """Names, types and shapes, from a mapping of tensors, from pairs, or from values with a name, a dtype and a shape.
+    """Return the names, types and shapes of tensors.
+
+    Args:
+        tensors: a mapping of names to tensors, such pairs, or values with a name, a dtype and a shape.
 
     Raises:
         TypeError: something that is none of these.
@@ -215,7 +229,7 @@ def find_landings(
     unreliable: Mapping[int, str] | None = None,
     when_refused: Callable[[str], object] | None = None,
 ) -> Landings:
-    """`torch_overlay.landings`, with two more arguments for integrations that know their server.
+    """Do what `torch_overlay.landings` does, with two more arguments for integrations that know their server.
 
     Args:
         unreliable: storages of the model (see `storages`) that no tensor may be written into directly, each with the
@@ -223,6 +237,10 @@ def find_landings(
         when_refused: called with the reason if the loader refuses tensors, instead of raising an error. All tensors
             come whole then. For a model with layers that were laid out anew after loading: they refuse now what their
             loader takes during a reload.
+
+    Raises:
+        ValueError: the loader refuses some tensors, and there is no `when_refused`; or two have one name.
+        TypeError: no tensors by name, or the model's parameters are DTensors.
     """
     metas = metas_of(tensors)
     sharded = [name for name, param in model.named_parameters() if isinstance(param, DTensor)]
@@ -265,7 +283,16 @@ def find_landings(
 
 
 def all_whole(load: Load, model: torch.nn.Module, tensors: Any, why: str) -> Landings:
-    """Landings in which every tensor comes whole. The loader isn't asked."""
+    """Return landings in which every tensor comes whole. The loader isn't asked.
+
+    Args:
+        tensors: as `metas_of` takes them.
+        why: the reason, recorded for each tensor.
+
+    Raises:
+        TypeError: no tensors by name.
+        ValueError: two have one name.
+    """
     memory, metas = ModelMemory(model), metas_of(tensors)
     found = Landings(load, model, metas, None, memory)
     found.whole, found._whole_storages = {meta.name: why for meta in metas}, memory.storages
@@ -273,9 +300,11 @@ def all_whole(load: Load, model: torch.nn.Module, tensors: Any, why: str) -> Lan
 
 
 class _Asked(NamedTuple):
-    """Attributes:
-    records: by name; all of `tensors`.
-    refused: which tensors the loader refuses also together with all others, in words; None if it takes them.
+    """What a loader answered.
+
+    Attributes:
+        records: by name; all of `tensors`, and `NOBODY` if all were asked for in one call.
+        refused: which tensors the loader refuses also together with all others, in words; None if it takes them.
     """
 
     records: dict[str, Record]
@@ -284,7 +313,7 @@ class _Asked(NamedTuple):
 
 def _ask(load: Load, memory: ModelMemory, metas: Sequence[Meta], apart: bool) -> _Asked:
     """Ask a loader for all tensors in one call, twice. If it refuses, or does things that can't be assigned to one
-    tensor, ask for one tensor at a time.
+    tensor, ask for one tensor at a time. Raises nothing that the loader raises.
 
     A tensor that is refused alone is recorded from the call with all others: loaders that count what they got refuse
     each tensor alone, and some models refuse a tied head without its embedding.
@@ -317,10 +346,10 @@ def _ask(load: Load, memory: ModelMemory, metas: Sequence[Meta], apart: bool) ->
 
 
 def _take_together(records: dict[str, Record], refused: Sequence[str], together: LoaderRun) -> None:
-    """Record tensors that are refused alone as they were seen in the call with all others.
+    """Replace in `records` those of tensors that are refused alone by what was seen in the call with all others.
 
     Writes of that call in which no tensor took part, and which no other tensor causes when it is alone, may be due to
-    these tensors. If there are any, these tensors come whole.
+    the refused tensors. If there are any, the refused tensors come whole.
     """
     others = [record for name, record in records.items() if name not in refused]
     nobody = together.records[NOBODY]
@@ -335,7 +364,8 @@ def _take_together(records: dict[str, Record], refused: Sequence[str], together:
 
 
 def _confirmed(records: dict[str, Record], again: LoaderRun) -> dict[str, Record]:
-    """Mark as whole the tensors with which the loader does something else in a second run.
+    """Mark as whole the tensors with which the loader does something else in a second run. Changes the records, and
+    returns them.
 
     A loader may keep state: one that counts experts puts the same tensor elsewhere the next time.
     """
@@ -374,7 +404,8 @@ def _refusal(
 
 
 def _rehearse(load: Load, memory: ModelMemory, metas: Sequence[Meta], records: dict[str, Record]) -> None:
-    """Run the loader as `Landings.load_whole` will, with the tensors that come whole and without the others.
+    """Run the loader as `Landings.load_whole` will, with the tensors that come whole and without the others, and mark
+    more of `records` as whole.
 
     If it then writes to memory of a direct tensor, that tensor comes whole, too, and so on. If it refuses, all tensors
     come whole.
@@ -396,6 +427,7 @@ def _rehearse(load: Load, memory: ModelMemory, metas: Sequence[Meta], records: d
 
 
 def _count_whole(records: Mapping[str, Record]) -> int:
+    """Return how many of the records come whole."""
     return sum([record.why is not None for record in records.values()])
 
 
@@ -406,7 +438,8 @@ def _settle(records: dict[str, Record], memory: ModelMemory, written: set[int], 
     a module of which something comes whole: vLLM reloads whole modules, and would lose what was written directly.
 
     Args:
-        written: storages that are written in an unknown way. Those of tensors that come whole are added.
+        written: storages that are written in an unknown way. This function adds those with conflicts, and those of
+            tensors that come whole.
         why: for some of these storages, the reason to give.
     """
     written |= conflicts(records)
@@ -426,7 +459,8 @@ def _settle(records: dict[str, Record], memory: ModelMemory, written: set[int], 
 
 
 def _untouched(model: torch.nn.Module, memory: ModelMemory, records: Mapping[str, Record]) -> dict[str, int]:
-    """For each parameter or persistent buffer that isn't written completely, how many of its elements nothing reaches.
+    """Return, for each parameter or persistent buffer that isn't written completely, how many of its elements nothing
+    reaches.
 
     A tensor that comes whole counts as writing all of each storage that it goes to.
     """
@@ -456,7 +490,7 @@ def _untouched(model: torch.nn.Module, memory: ModelMemory, records: Mapping[str
 
 
 def _distinct(fills: Iterable[Fill]) -> list[Fill]:
-    """Fills of one place and value, once."""
+    """Return fills of one place and value once."""
     return [*{(extent(fill.view), repr(fill.value)): fill for fill in fills}.values()]
 
 
@@ -476,18 +510,22 @@ def _place(view: torch.Tensor, places: Mapping[int, list[tuple[str, torch.Tensor
     return {"shape": list(view.shape), "parameter": name, "offset": offset, "strides": list(view.stride())}
 
 
-def _said(tensor: torch.Tensor) -> str:
+def _dtype_name(tensor: torch.Tensor) -> str:
+    """Return "float32" for the dtype of a float32 tensor."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def _current_state(depends_on: Any) -> Any:
+    """Return the present value of what the user gave as `depends_on=`: that, or what it returns if it is a function."""
     return depends_on() if callable(depends_on) else depends_on
 
 
 def _copied_state(depends_on: Any) -> Any:
-    """The present value of `depends_on`. Tensors, arrays and lists are copied, so that a change in place is noticed."""
+    """Return the present value of what the user gave as `depends_on=`. Tensors, arrays and lists are copied, so that a
+    change in place is noticed."""
 
     def copied(leaf: Any) -> Any:
+        """Return a copy of a leaf that can be copied; else the leaf."""
         if isinstance(leaf, torch.Tensor):
             return leaf.detach().clone()
         return leaf.copy() if hasattr(leaf, "copy") else leaf
@@ -496,12 +534,14 @@ def _copied_state(depends_on: Any) -> Any:
 
 
 def _same_state(one: Any, other: Any) -> bool:
+    """True if two trees have one structure, and equal leaves."""
     if torch.utils._pytree.tree_structure(one) != torch.utils._pytree.tree_structure(other):
         return False
     return all(map(_same_leaf, tree_leaves(one), tree_leaves(other)))
 
 
 def _same_leaf(one: Any, other: Any) -> bool:
+    """True if two leaves have one class and shape, and equal elements. NaN equals nothing."""
     if type(one) is not type(other) or getattr(one, "shape", None) != getattr(other, "shape", None):
         return False
     if isinstance(one, torch.Tensor):

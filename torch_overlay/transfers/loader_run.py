@@ -47,7 +47,7 @@ class Meta(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def empty(self, device: torch.device | str) -> torch.Tensor:
-        """A tensor of its shape and type."""
+        """Return a tensor of its shape and type, without values."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
@@ -61,9 +61,15 @@ class Fill(NamedTuple):
 class LoaderRun:
     """One call of the loader on tensors without memory. The model is restored afterwards.
 
+    Args:
+        load: the loader, which takes pairs of a name and a tensor. An exception of it is kept in `error`.
+        memory: of the model.
+        metas: the tensors that it gets.
+        apart: True for a single tensor, to which then everything is assigned that the loader does.
+
     Attributes:
-        records: by name. Operations without a tensor are under `NOBODY`; if the loader got one tensor alone
-            (`apart`), under that tensor's name.
+        records: by name. Operations without a tensor are under `NOBODY`; if the loader got one tensor alone (`apart`),
+            under that tensor's name.
         error: the error that the loader raised, or None.
         needs_values: True if it asked for the value of an element, which a meta tensor doesn't have.
     """
@@ -135,10 +141,11 @@ class Record:
         )
 
     def does_as(self, other: Record) -> bool:
-        """True if the loader did the same with it the other time. Fills aren't compared: when all tensors come in one
-        call, no tensor is known to be their cause."""
+        """True if the loader did the same with this tensor in another run, recorded in `other`. Fills aren't compared:
+        when all tensors come in one call, no tensor is known to be their cause."""
 
         def said(record: Record) -> Any:
+            """Return what is compared."""
             pieces = [(start, extent(view), view.dtype) for start, view in record.pieces]
             return record.why, pieces, record.written
 
@@ -146,12 +153,13 @@ class Record:
 
 
 def fills_of(record: Record) -> set[tuple[Extent, str]]:
+    """Return the places and values of a record's fills, to compare them."""
     return {(extent(fill.view), repr(fill.value)) for fill in record.fills}
 
 
 def conflicts(records: Mapping[str, Record]) -> set[int]:
-    """Storages in which two pieces, or a piece and a fill, overlap. The loader's order of writing decides there, and a
-    run keeps no order. Two fills of one value may overlap."""
+    """Return the storages in which pieces of direct tensors, and fills, overlap or may overlap. The loader's order of
+    writing decides there, and a run keeps no order. Two fills of one value may overlap."""
     found = set[int]()
     views: list[tuple[torch.Tensor, Any]] = []
     for record in records.values():
@@ -168,7 +176,7 @@ def conflicts(records: Mapping[str, Record]) -> set[int]:
 
 
 def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if two views may have an element in common; False only if they surely have none."""
+    """True if two views may have an element in common; False only if they certainly have none."""
     first, second = extent(one), extent(other)
     if first.storage != second.storage or first.end <= second.begin or second.end <= first.begin:
         return False
@@ -203,7 +211,13 @@ def extent(view: torch.Tensor) -> Extent:
 
 
 class _Recorder(TorchDispatchMode):
-    """Follows tensors through the operations of a loader. Writes to the model are recorded and not done.
+    """Follows tensors through the operations of a loader, as a dispatch mode. Writes to the model are recorded and not
+    done.
+
+    Args:
+        metas: the tensors that the loader gets.
+        storages: of the model.
+        nobody: the name under which operations are recorded in which no tensor takes part.
 
     Attributes:
         tensors: the tensors on meta that the loader gets, by name.
@@ -233,12 +247,15 @@ class _Recorder(TorchDispatchMode):
         self._users.append((base.name, tensor, _users(tensor)))
 
     def kept(self) -> list[str]:
-        """The names of tensors of which the loader still holds a view, or a view of a copy: it may write them later."""
+        """Return the names of tensors of which the loader still holds a view, or a view of a copy: it may write them
+        later. Call it when the loader has returned."""
         return [*dict.fromkeys([name for name, tensor, users in self._users if _users(tensor) > users])]
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Record what an operation does to tensors of the checkpoint and to the model, and return what it returns. A
+        write to the model isn't done."""
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         names = {name for tensor in given for name in self._names(tensor)}
@@ -272,7 +289,16 @@ class _Recorder(TorchDispatchMode):
 
     def _computes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Collection[str]) -> Any:
         """Run an operation that doesn't write to the model. If it takes a tensor of the checkpoint, its results are
-        views of that tensor, or else are marked as computed from it."""
+        views of that tensor, or else are marked as computed from it.
+
+        Args:
+            func: the operation, with its `args` and `kwargs`.
+            names: of the checkpoint's tensors that it takes.
+
+        Raises:
+            NotImplementedError: the operation needs the values of a meta tensor. Sets `needs_values`.
+            RuntimeError: the operation's own error. Sets `needs_values` if it depends on values.
+        """
         if names:
             args, kwargs = tree_map(_on_meta, (args, kwargs))
         try:
@@ -315,7 +341,15 @@ class _Recorder(TorchDispatchMode):
         written: Sequence[torch.Tensor],
         into_model: set[int],
     ) -> Any:
-        """Record a write that is no plain copy and no fill: into the model, or to a tensor of the checkpoint."""
+        """Record a write that is no plain copy and no fill: into the model, or to a tensor of the checkpoint. Returns
+        what the loader gets for it. A write to the model isn't done.
+
+        Args:
+            func: the operation, with its `args` and `kwargs`.
+            names: of the checkpoint's tensors that it takes.
+            written: the tensors that it changes.
+            into_model: the storages of the model that it changes.
+        """
         if func is _aten._foreach_copy_.default and all(storage_of(source) in self._bases for source in args[1]):
             for target, source in zip(args[0], args[1]):
                 self._copied(target, source)
@@ -407,8 +441,8 @@ class _Base(NamedTuple):
     dtypes: tuple[torch.dtype, ...]
 
     def box(self, view: torch.Tensor) -> tuple[tuple[int, ...], tuple[int | None, ...]] | None:
-        """The box of the tensor that a view of this memory shows: where it begins, and for each dim of the view the dim
-        of the tensor. None if the view isn't a box.
+        """Return the box of the tensor that a view of this memory shows: where it begins, and for each dim of the view
+        the dim of the tensor. None if the view isn't a box.
 
         In dense memory each element has one address. So the view's offset gives the start, and a dim of the view runs
         along that dim of the memory which has the same stride.
@@ -440,11 +474,13 @@ def _is_plain(view: torch.Tensor, base: _Base) -> bool:
 
 
 def _is_turned(view: torch.Tensor) -> bool:
+    """True for a conjugate or a negative view, whose memory has other values."""
     return view.is_conj() or view.is_neg()
 
 
 def _on_meta(leaf: Any) -> Any:
-    """A meta tensor in place of one with memory, since operators refuse to mix the two. Scalars may be mixed."""
+    """Return a meta tensor in place of one with memory, since operators refuse to mix the two. Scalars may be mixed,
+    and are returned as they are, as is anything that is no tensor."""
     if not isinstance(leaf, torch.Tensor) or leaf.is_meta or not leaf.ndim:
         return leaf
     return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
@@ -463,7 +499,7 @@ def _in_order(view: torch.Tensor, dims: Sequence[int | None], ndim: int) -> torc
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a function changes, as its schema says."""
+    """Return the tensors that an operation changes, as its schema says."""
     found: list[torch.Tensor] = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -473,7 +509,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
 
 
 def _users(tensor: torch.Tensor) -> int:
-    """How many tensors use its storage, plus a constant: only differences mean something."""
+    """Return how many tensors use its storage, plus a constant: only differences mean something."""
     return int(torch._C._storage_Use_Count(storage_of(tensor)))
 
 
@@ -483,7 +519,7 @@ class ModelMemory:
     Attributes:
         storages: their storages.
         places: for each storage, the names and tensors of the parameters and buffers in it.
-        device: the device of the first parameter.
+        device: the device of the first parameter; the CPU if there is none.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -500,12 +536,12 @@ class ModelMemory:
         self.device = next((slot.data.device for slot in self._slots), torch.device("cpu"))
 
     def siblings(self, storages: set[int]) -> set[int]:
-        """All storages of those modules that have at least one of these storages."""
+        """Return all storages of those modules that have at least one of these storages."""
         return set().union(*[own for own in self._modules.values() if own & storages])
 
     def restore(self) -> bool:
-        """Restore parameters and buffers that a loader replaced or added, or whose memory it replaced. True if there
-        were any."""
+        """Restore parameters and buffers that a loader replaced or added, or whose memory it replaced. Returns True if
+        there were any."""
         replaced = False
         for module, table, key, tensor, data in self._slots:
             its = getattr(module, table)
@@ -521,8 +557,13 @@ class ModelMemory:
         return replaced
 
     def change(self, model: torch.nn.Module, storages: Collection[int]) -> str | None:
-        """What has changed in the model since, in words: a name, a shape or a type, or the address of one of these
-        storages. None if nothing has."""
+        """Say what has changed in the model since this was made, in words: a name, a shape or a type, or the address of
+        one of these storages. None if nothing has.
+
+        Args:
+            model: the model as it is now.
+            storages: those of this object whose addresses count.
+        """
         now = _names_and_shapes(model)
         if now != self._said:
             differ = [name for name in {**self._said, **now} if self._said.get(name) != now.get(name)]
@@ -555,25 +596,32 @@ def _slots(model: torch.nn.Module) -> Iterator[_Slot]:
 
 
 def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the name and the tensor of each parameter and buffer. A tensor with several names comes under each."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
 def _names_and_shapes(model: torch.nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Return the shape and the type of each parameter and buffer, by name."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named_tensors(model)}
 
 
 def storages(module: torch.nn.Module, recurse: bool = True) -> set[int]:
-    """The storages of a module's parameters and buffers, as `find_landings` takes them in `unreliable`."""
+    """Return the storages of a module's parameters and buffers, as `find_landings` takes them in `unreliable`.
+
+    Args:
+        recurse: also those of the modules in it.
+    """
     return {storage_of(tensor) for tensor in (*module.parameters(recurse), *module.buffers(recurse))}
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """A number that identifies the storage of a tensor, equal for all its views. Another storage may get the same
-    number after this one is freed. `storages` returns these numbers."""
+    """Return a number that identifies the storage of a tensor, equal for all its views. Another storage may get the
+    same number after this one is freed. `storages` returns these numbers."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def listed(names: Sequence[str]) -> str:
+    """Return the first few names as text, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(map(repr, names[:_SHOWN])) + more

@@ -67,7 +67,8 @@ def checked_ranks(ranks: Any, what: str, size: int | None = None) -> list[int]:
 
 
 def in_world(group: ProcessGroup | Sequence[int] | None, purpose: str) -> Meeting:
-    """Return the next meeting of some ranks of the world.
+    """Return the next meeting of some ranks of the world. All of them have to call this in one order, since meetings
+    are counted.
 
     Args:
         group: a process group, a list of ranks, or None for all ranks.
@@ -75,7 +76,7 @@ def in_world(group: ProcessGroup | Sequence[int] | None, purpose: str) -> Meetin
 
     Raises:
         TypeError: as `checked_ranks`.
-        ValueError: as `checked_ranks`, or this rank isn't one of them.
+        ValueError: as `checked_ranks`, or this rank isn't one of them, or there is no world.
     """
     world = distributed_c10d._get_default_group()
     if group is None or isinstance(group, ProcessGroup):
@@ -141,7 +142,8 @@ class Meeting:
             raise RuntimeError(f"{self.purpose}: {who} that keeps the store of these ranks left, or died.") from error
 
     def _exchange(self, said: bytes) -> dict[int, Any]:
-        """Do what `say` says, with the value as compressed JSON.
+        """Do what `say` does, with the value as compressed JSON. Raises as `say`, except that a store that is gone
+        raises torch's DistNetworkError.
 
         The value is stored under its hash. Under its own name a rank stores that hash, and its signature.
         """
@@ -184,19 +186,28 @@ class Meeting:
         return keys
 
     def _read(self, key: str) -> Any:
-        """Return the value with this hash. Raises ValueError if the stored bytes have another one."""
+        """Return the value with this hash.
+
+        Raises:
+            ValueError: the stored bytes have another hash, so somebody changed them.
+        """
         said = self.store.get(key)
         if hashlib.sha256(said).hexdigest() != key:
             raise ValueError(f"{self.purpose}: somebody changed what a rank said.")
         return json.loads(zlib.decompress(said))
 
     def _words(self, names: list[str]) -> list[str]:
-        """Return what ranks stored under their names, by one request if the store can do that."""
+        """Return what ranks stored under their names, by one request if the store can do that. Waits for names that
+        aren't there."""
         words = self.store.multi_get(names) if self.store.has_extended_api() else map(self.store.get, names)
         return [word.decode() for word in words]
 
     def _wait(self) -> None:
-        """Wait until all ranks have come. Raises RuntimeError, on all ranks, if some don't within the timeout."""
+        """Wait until all ranks have come.
+
+        Raises:
+            RuntimeError: on all ranks, if some didn't come within the timeout. Names them.
+        """
         missing: list[int] = []
         problem = None
         try:
@@ -210,7 +221,7 @@ class Meeting:
             raise RuntimeError(self._missing(missing)) from problem
 
     def _missing(self, ranks: list[int]) -> str:
-        """Write the error about ranks that didn't come."""
+        """Return the text of the error about ranks that didn't come."""
         limit = f"{self.timeout.total_seconds():g} s"
         return (
             f"{self.purpose} needs {of_ranks(self.ranks)}, and {of_ranks(ranks)} didn't come within {limit}. "
@@ -357,10 +368,18 @@ class Place:
         return Team(self.new_group(ranks, device, name), ranks, self.rank, torch.device(device), name)
 
     def new_group(self, ranks: Sequence[int], device: str, name: str) -> ProcessGroup:
-        """Make a process group over some ranks of this place, by gloo on the CPU and by NCCL on CUDA. Collective.
+        """Make a process group over some ranks of this place, by gloo on the CPU and by NCCL on CUDA. Collective over
+        them; this rank is one of them.
 
         c10d's `new_group` makes groups of one world only. This makes the backend itself, as c10d does inside; so c10d
-        doesn't know the group. Raises as `team`.
+        doesn't know the group.
+
+        Args:
+            device: the device type of the tensors.
+            name: of the group, the same on all ranks, and new in each call.
+
+        Raises:
+            ValueError: the device type is neither "cpu" nor "cuda", or torch has no NCCL.
         """
         store = PrefixStore(name, self._store)
         own, size = [*ranks].index(self.rank), len(ranks)
@@ -385,7 +404,7 @@ class Place:
 
     @property
     def common(self) -> Common:
-        """What all transfers of this place share on this rank; made in the first call."""
+        """What all transfers of this place share on this rank; made in the first call. Not after `close`."""
         if self._common is None:
             self._common = Common(self._store)
         return self._common
@@ -413,8 +432,8 @@ class Place:
         return tuple([self.numbers[rank] for rank in ranks])
 
     def close(self) -> None:
-        """Leave the place. Rank 0 waits up to LEAVING seconds for the others to leave, and then frees the port. A
-        second call does nothing."""
+        """Leave the place, and end its store on rank 0. Rank 0 waits up to LEAVING seconds for the others to leave, and
+        then frees the port. A second call does nothing. Raises nothing if rank 0 is gone."""
         _open.discard(self)
         store, self._store, self._common = self._store, None, None
         if store is None:
@@ -422,6 +441,7 @@ class Place:
             return
 
         def leave() -> None:
+            """Say in the store that this rank leaves; on rank 0, wait for the others to say so."""
             if self.rank == 0:
                 store.set("closed", "")
             store.set(f"left {self.rank}", "")
@@ -446,8 +466,11 @@ class Place:
 
 
 def _read(address: str) -> tuple[str, int]:
-    """Read an address like tcp://trainer-0:29600. Returns the host and the port; raises ValueError if it is no such
-    address."""
+    """Read an address like tcp://trainer-0:29600. Returns the host and the port.
+
+    Raises:
+        ValueError: it is no such address.
+    """
     parts = urlsplit(address)
     if parts.scheme != "tcp" or not parts.hostname or not parts.port or parts.path:
         raise ValueError(f"meet() needs an address where rank 0 listens, as tcp://trainer-0:29600; got {address!r}.")
@@ -495,11 +518,13 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
 
     Args:
         place: the one to come into.
+        host, port: where rank 0 listens.
         nonce: a random number by which this process knows its own claim.
         purpose: begins the errors.
 
     Raises:
-        RuntimeError: rank 0 didn't come in time, another program listens there, or the host name isn't known.
+        RuntimeError: rank 0 didn't come in time, or the host name isn't known.
+        _Stranger: another program listens there. A RuntimeError.
         ValueError: another process has this rank and stays, or rank 0 gave another world_size.
     """
     until, limit = time.monotonic() + place.timeout.total_seconds(), f"{place.timeout.total_seconds():g} s"
@@ -558,6 +583,9 @@ def refuse_transfer(place: Place, why: str) -> None:
     """Tell the other ranks of a place, which make a `Transfer`, that this rank can't. Collective over the place.
 
     All other ranks raise a ValueError with `why` at once. Otherwise they would wait for this rank until the timeout.
+
+    Raises:
+        RuntimeError: the place is closed, or a rank didn't come within the timeout.
     """
     from .descriptions import Description, as_data
 
@@ -569,8 +597,12 @@ class _Stranger(RuntimeError):
 
 
 def _client(host: str, port: int, timeout: timedelta, until: float) -> TCPStore | None:
-    """Connect to the store at an address. None if the process there doesn't answer by `until`, on the monotonic clock:
-    torch's constructor would wait for it without a limit."""
+    """Connect to the store at an address. Returns None if the process there doesn't answer by `until`, on the monotonic
+    clock: torch's constructor would wait for it without a limit.
+
+    Raises:
+        RuntimeError: nobody listens there (torch's own error).
+    """
     try:
         return in_time(
             lambda: TCPStore(host, port, None, False, timeout, wait_for_workers=False),
@@ -581,7 +613,8 @@ def _client(host: str, port: int, timeout: timedelta, until: float) -> TCPStore 
 
 
 def _world() -> tuple[str | None, int]:
-    """Return a random token that all ranks of this world share, and this rank in it; (None, -1) without a world."""
+    """Return a random token that all ranks of this world share, and this rank in it; (None, -1) without a world. The
+    first rank to call chooses the token, which stays in the world's store."""
     if not dist.is_initialized():
         return None, -1
     store = distributed_c10d._get_default_store()
@@ -604,7 +637,7 @@ def _default_group() -> weakref.ref[ProcessGroup] | None:
     return None if group is None else weakref.ref(group)
 
 
-def _leave_to_parent() -> None:
+def _disconnect_forked_child() -> None:
     """Disconnect a forked child from the parent's places, without closing the connections of the parent. Runs in each
     child, right after the fork.
 
@@ -642,4 +675,4 @@ def _disconnect(at: tuple[Any, ...]) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+    os.register_at_fork(after_in_child=_disconnect_forked_child)

@@ -59,7 +59,7 @@ def share_problems(group: ProcessGroup | None, wrong: Sequence[str | None], asks
         asks: True if the ranks call `agreed_count` within, which raises on all of them; the same on all ranks.
 
     Yields:
-        True if this rank has a problem, and asks.
+        True if this rank has a problem, and asks. It then passes that to `agreed_count`, and does nothing else.
 
     Raises:
         ValueError: this rank has a problem.
@@ -118,6 +118,7 @@ def read_change(tensor: DTensor, placements: Placements, name: str = "a tensor")
     this rank; shards aren't boxes; or a reduction is pending on either side.
 
     Args:
+        tensor: on a mesh of which the new placements are.
         placements: the new ones.
         name: for errors.
     """
@@ -212,7 +213,11 @@ def change_together(
 
 
 def ranks_along(mesh: DeviceMesh, axes: Sequence[int], here: Sequence[int]) -> Ranks:
-    """Return the ranks of a slice of the mesh: those that differ from a coordinate on these axes only."""
+    """Return the ranks of a slice of the mesh: those that differ from a coordinate on these axes only.
+
+    Args:
+        here: the coordinate.
+    """
     ranges = [range(mesh.size(axis)) if axis in axes else range(at, at + 1) for axis, at in enumerate(here)]
     members = mesh.mesh[tuple([slice(part.start, part.stop) for part in ranges])]
     return Ranks(members.flatten().tolist(), ranges)
@@ -283,6 +288,9 @@ def _key(tensor: DTensor, mesh: DeviceMesh, placements: Placements, meshes: Mesh
 
     It has the classes of the placements, since a subclass of Partial compares equal to it. It has no mesh: that would
     keep its process groups alive.
+
+    Args:
+        mesh, placements: of the target.
     """
     spec, source_mesh = tensor._spec, tensor.device_mesh
     ranks = meshes.ranks(source_mesh), meshes.ranks(mesh), source_mesh.device_type, mesh.device_type
@@ -315,8 +323,15 @@ class _Plan(NamedTuple):
 
     @staticmethod
     def of(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, meshes: Meshes) -> _Plan:
-        """Plan a redistribution. Makes the process group, collectively, in the first call for these ranks. Raises as
-        `change_meshes`, before anything is sent."""
+        """Plan a redistribution, and log the plan. Makes the process group, collectively, in the first call for these
+        ranks.
+
+        Raises:
+            ValueError: a reduction is pending on either side, meshes are for different devices, or a slice differs
+                between ranks.
+            NotPlanned: a shard is no box.
+            RuntimeError: this rank is in none of the meshes.
+        """
         moves = moves_across(tensors, targets, meshes)
         shapes, held = [], []
         for tensor, move, (mesh, _) in zip(tensors, moves, targets):
@@ -350,8 +365,8 @@ def _take_plan(key: Any) -> _Plan | None:
 
 
 def _keep_plan(key: Any, plan: _Plan, tensors: Sequence[DTensor]) -> None:
-    """Remember a plan, since a program that moves its model does so again and again. Large plans, and those of fake
-    tensors, aren't remembered."""
+    """Remember a plan under its key, since a program that moves its model does so again and again. Large plans, and
+    those of fake tensors, aren't remembered; of more than PLANS the oldest is forgotten."""
     if len(tensors) * plan.group.size() > KEPT or any(type(t._local_tensor) is not torch.Tensor for t in tensors):
         return
     known = _plans.setdefault(distributed_c10d._get_default_group(), {})
@@ -362,7 +377,12 @@ def _keep_plan(key: Any, plan: _Plan, tensors: Sequence[DTensor]) -> None:
 
 
 def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: Meshes) -> list[Move]:
-    """Return each tensor's move to its new mesh. Raises as `change_meshes`."""
+    """Return each tensor's move to its new mesh.
+
+    Raises:
+        ValueError: a new placement is pending, or meshes are for different devices.
+        NotPlanned: a shard is no box, or a pending reduction isn't one of torch's plain `Partial`.
+    """
     moves = []
     for tensor, (mesh, placements) in zip(tensors, targets):
         _check(tensor, mesh, placements)
@@ -375,13 +395,22 @@ def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: 
 
 
 def dtensor_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
-    """Make a DTensor with the shape and strides of `tensor` from a local tensor, on a mesh with placements."""
+    """Make a DTensor with the shape, strides and dtype of `tensor` from a local tensor, on a mesh with placements.
+    Nothing is checked."""
     meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
     return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
 
 
 def _exchange(tensors: Sequence[DTensor], plan: _Plan, local_targets: Sequence[torch.Tensor], is_wrong: bool) -> None:
-    """Run the exchanges of a plan, from the tensors into the local targets."""
+    """Run the exchanges of a plan, from the tensors into the local targets. Collective.
+
+    Args:
+        is_wrong: True if this rank can't take part. Only if the plan asks.
+
+    Raises:
+        ValueError: on all ranks, if the budget is too small for some rank.
+        RuntimeError: some rank can't take part, or an exchange failed.
+    """
     team = Team.of(plan.group, local_targets[0].device)
     # A rank may be in one of both meshes only.
     held, wanted = (
@@ -395,7 +424,8 @@ def _exchange(tensors: Sequence[DTensor], plan: _Plan, local_targets: Sequence[t
 
 
 def _ready(plan: _Plan, team: Team, is_wrong: bool) -> Exchanges:
-    """Return the exchanges of a plan: those of the last run, if there are as many now.
+    """Return the exchanges of a plan: those of the last run, if there are as many now; else new ones, which the plan
+    keeps. Collective if the plan asks. Raises as `agreed_count`.
 
     Their number follows from the moves alone, or ranks ask one another for it in each run. It can't be remembered: one
     rank may have forgotten the plan when another has not, and ranks must ask together.
@@ -408,10 +438,16 @@ def _ready(plan: _Plan, team: Team, is_wrong: bool) -> Exchanges:
 
 
 def _check_one_view(mesh: DeviceMesh, members: Sequence[int], meshes: Meshes) -> None:
-    """Check that other ranks that take part don't have another slice of the same name. Raises ValueError if they do.
+    """Check that other ranks that take part don't have another slice of the same name.
 
     From a 2x2 mesh to `mesh["a"]`, ranks 0 and 1 each plan for a slice of their own, {0, 2} and {1, 3}, and would
     exchange by two different plans: wrong values, without an error.
+
+    Args:
+        members: the ranks that take part.
+
+    Raises:
+        ValueError: some ranks have another slice.
     """
     # A root mesh is the same on all of its ranks. Of a slice, each rank has its own.
     root = mesh._get_root_mesh()
@@ -429,7 +465,11 @@ def _check_one_view(mesh: DeviceMesh, members: Sequence[int], meshes: Meshes) ->
 
 
 def _check(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> None:
-    """Check that no new placement is pending, and that both meshes are for one device type. Raises ValueError."""
+    """Check that no new placement is pending, and that both meshes are for one device type.
+
+    Raises:
+        ValueError: one of the two isn't so.
+    """
     if any(placement.is_partial() for placement in placements):
         raise ValueError(f"A tensor can't get a pending reduction on another mesh; asked for {placements}.")
     if tensor.device_mesh.device_type != mesh.device_type:

@@ -29,8 +29,11 @@ NAME = "func"  # the name that torch's decorator has for the function that it wr
 
 
 def _cell(wrapper: Any) -> CellType:
-    """Return the closure cell in which a wrapper of torch's has the function that it calls. Raises KeyError if it is no
-    such wrapper."""
+    """Return the closure cell in which a wrapper of torch's has the function that it calls.
+
+    Raises:
+        KeyError: it is no such wrapper.
+    """
     return dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True))[NAME]
 
 
@@ -61,8 +64,11 @@ def clip_on_one_mesh(_: None) -> None:
 def total_norm(
     tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> torch.Tensor:
-    """Do what torch's function does. For DTensors on several meshes, or beside plain tensors, the norm is a plain
-    tensor.
+    """Do what torch's `_get_total_norm` does. For DTensors on several meshes, or beside plain tensors, the norm is a
+    plain tensor. Collective over the meshes.
+
+    Raises:
+        RuntimeError: `error_if_nonfinite`, and the norm is infinite or NaN.
     """
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     norm_type = float(norm_type)
@@ -79,7 +85,8 @@ def total_norm(
 
 
 def clip_with_norm(parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None) -> None:
-    """Do what torch's function does: scale the gradients of all parameters so that their norm is at most `max_norm`.
+    """Do what torch's `_clip_grads_with_norm_` does: scale the gradients of all parameters, in place, so that their
+    norm is at most `max_norm`. Collective if `total_norm` is a DTensor and some gradients are elsewhere.
 
     Args:
         total_norm: of all gradients. A DTensor if they are on one mesh, which is made plain for gradients elsewhere.
@@ -109,7 +116,8 @@ def _by_mesh(tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> dict[Dev
 
 
 def _reduced(tensor: Any, norm_type: float) -> Any:
-    """Return a DTensor that has the same norm, isn't pending, and whose shards have a norm on every rank.
+    """Return a DTensor that has the same norm, isn't pending, and whose shards have a norm on every rank. Collective
+    over the tensor's mesh if it is pending.
 
     For an infinite order, or one below 0, the norm of an empty shard is an error. Each rank then gives the norm of its
     own shard as one element; an empty shard gives the one that changes neither a maximum nor a minimum. That takes no

@@ -148,7 +148,8 @@ def _tensor_with_chunks(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _chunk_list(tensor: torch.Tensor) -> list[ChunkStorageMetadata]:
-    """Ask a tensor for its chunks on this rank, each with its offsets in the whole and its sizes."""
+    """Ask a tensor for its chunks on this rank, each with its offsets in the whole and its sizes. The tensor has a
+    chunk list (`_is_read_by_chunks`)."""
     chunks: list[ChunkStorageMetadata] = _tensor_with_chunks(tensor).__create_chunk_list__()  # type: ignore[attr-defined]
     return chunks
 
@@ -204,10 +205,13 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
     Args:
         tree: a nested dict, list or tuple. None in it stands for a tensor of which this rank has no part.
         side: "source" or "target", for errors.
+        names: as `Transfer` takes it.
 
     Raises:
-        TypeError: a leaf is no tensor, or one whose elements can't be moved as they are (quantised, sparse, on meta).
-        ValueError: two tensors have one name, or pieces of one tensor don't fit together.
+        TypeError: a leaf is no tensor, or one whose elements can't be moved as they are (quantised, sparse, on meta);
+            or `names` gives no name.
+        ValueError: two tensors have one name, pieces of one tensor don't fit together, or a chunk list doesn't fit its
+            tensor.
     """
     tensors: dict[str, Given] = {}
     for path, leaf in leaves(tree, _is_pieces).items():
@@ -224,7 +228,12 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
 
 
 def _as_given(name: str, leaf: Any, side: str) -> Given:
-    """Turn a leaf into a DTensor, a `Plain` or `Pieces`. Raises as `own_tensors`."""
+    """Turn a leaf into a DTensor, a `Plain` or `Pieces`. Of an empty chunk list, the pieces are empty.
+
+    Raises:
+        TypeError: it is no tensor, or one whose elements can't be moved as they are.
+        ValueError: its pieces don't fit together, or its chunk list doesn't fit it.
+    """
     if isinstance(leaf, torch.Tensor) and _is_read_by_chunks(leaf):
         leaf = _pieces_of_chunks(name, leaf)
     if isinstance(leaf, torch.Tensor):

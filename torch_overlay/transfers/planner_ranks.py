@@ -71,18 +71,18 @@ def key_of(name: str) -> int:
 
 
 def _encoded(name: str) -> bytes:
-    """Encode a name, also one with half of a surrogate pair, which UTF-8 refuses."""
+    """Return the bytes of a name, also of one with half of a surrogate pair, which UTF-8 refuses."""
     return name.encode(errors="surrogatepass")
 
 
 def packed(words: Any, numbers: Sequence[int]) -> bytes:
-    """Make a message of a value that JSON takes, and of integers of 64 bits."""
+    """Make a message of a value that JSON takes (`words`), and of integers of 64 bits. `unpacked` reads it."""
     head = json.dumps(words).encode()
     return len(head).to_bytes(8, "little") + head + array("q", numbers).tobytes()
 
 
 def unpacked(message: bytes) -> tuple[Any, list[int]]:
-    """Return what `packed` was given."""
+    """Return the value and the integers from which `packed` made a message."""
     end = 8 + int.from_bytes(message[:8], "little")
     numbers = array("q")
     numbers.frombytes(message[end:])
@@ -152,7 +152,8 @@ def statements(sides: Sequence[Mapping[str, Sharding]], planners: int) -> tuple[
 
 
 def stated(message: bytes) -> list[list[tuple[str, Sharding]]]:
-    """Read a statement: for each side, pairs of a name and its sharding."""
+    """Read a statement, which `statements` wrote on some rank. Returns for each side pairs of a name and its sharding,
+    with the pieces of that rank; empty lists for an empty message."""
     if not message:
         return [[], []]
     (types, sharding_count, names), numbers = unpacked(message)
@@ -226,15 +227,16 @@ class _Plan(NamedTuple):
     key: tuple[int, int]
 
     def numbers_for(self, rank: int) -> Iterator[int]:
-        """Yield what a rank sends, receives and keeps, as integers, for each pair of piece numbers."""
-        routes = self.pieces.of(rank)
+        """Yield what a rank sends, receives and keeps, as integers, for each pair of piece numbers. `_routes` reads
+        them."""
+        routes = self.pieces.routes_of(rank)
         for pair in self.numbers:
             yield from _numbers_of_routes(routes.get(pair))
 
 
 class Planner:
-    """Plans the tensors in pieces whose names hash to one rank, when it is made. Then come `answers`, `compare` and
-    `verdict`, in this order.
+    """Plans the tensors in pieces whose names hash to one rank. Making one plans them. Then come `answers`, `compare`
+    and `verdict`, in this order, once each.
 
     Args:
         messages: for each rank its statement.
@@ -288,7 +290,8 @@ class Planner:
         return number
 
     def _planned(self) -> Iterator[_Plan]:
-        """Yield the plans of all tensors, one for all names that every rank states alike."""
+        """Yield the plans of all tensors, one for all names that every rank states alike. Tensors with a problem have
+        none, see `_plan`."""
         groups: dict[Any, list[str]] = {}
         for name in sorted(self._rows):
             stated_sides = [tuple(side) for side in self._rows[name].stated]
@@ -300,7 +303,7 @@ class Planner:
 
     def _described(self, name: str) -> list[tuple[int, int, int]]:
         """Return how ranks have a tensor on a mesh, or plain: the numbers of the description, the side and the
-        sharding."""
+        sharding. Empty if no rank has it so."""
         if name not in self._number:
             return []
         numbers = []
@@ -376,7 +379,13 @@ class Planner:
 
     def _plan_of(self, names: list[str], tensor: Tensor, pieces: Pieced) -> _Plan | None:
         """Return the plan of tensors without problems; None if ranks that are gone want some of them, or alone have
-        some of them, which is an error on all ranks later."""
+        some of them, which is an error on all ranks later. Adds their names to what `verdict` tells of such tensors.
+
+        Args:
+            names: of tensors with equal shardings.
+            tensor: the first one.
+            pieces: the plan of all.
+        """
         source, target = tensor.sides
         is_lost = not self._gone.isdisjoint(source.ranks) and pieces.missing() is not None
         is_wanted = not self._gone.isdisjoint(target.ranks)
@@ -396,7 +405,7 @@ class Planner:
         return self._ends[sharding]
 
     def answers(self, ranks: Sequence[int]) -> list[bytes]:
-        """Write the answer to each of these ranks, in their order.
+        """Write the answer to each of these ranks, in their order, and note which digests are asked for, for `compare`.
 
         An answer has the keys of all names that are planned here; the boxes whose digests are asked for; and for each
         plan in which the rank has a part, its routes and its names.
@@ -440,7 +449,8 @@ class Planner:
         return positions
 
     def compare(self, digests: Mapping[int, bytes]) -> None:
-        """Compare the replicas of this planner's sources, and add those that differ to `problems`.
+        """Compare the replicas of this planner's sources, and add those that differ to `problems`. Comes after
+        `answers`.
 
         Args:
             digests: for each rank the message of `Answers.digests` for this planner.
@@ -459,8 +469,8 @@ class Planner:
             )
 
     def verdict(self) -> Data:
-        """Return what this planner tells all ranks, as JSON takes it. `Verdict` says what the values are; names on
-        meshes go by number, since all ranks know them."""
+        """Return what this planner tells all ranks, as JSON takes it. Comes after `compare`. `Verdict` says what the
+        values are; names on meshes go by number, since all ranks know them."""
         # Problems of later stages often only follow from those of an earlier one.
         stage = min([problem.stage for problem in self.problems], default=0)
         problems = sorted([problem for problem in self.problems if problem.stage == stage], key=lambda each: each[:3])
@@ -482,7 +492,7 @@ class Planner:
 
 def _replicas(source: Sharding) -> dict[int, list[int]]:
     """Return for each rank the numbers of its pieces whose boxes other pieces have, too. Ranks without such pieces are
-    left out."""
+    left out; the dict is empty if there are none."""
     counts = Counter(box for boxes in source.pieces for box in boxes if box.elements)
     if not counts or max(counts.values()) == 1:
         return {}
@@ -578,10 +588,11 @@ class Answers:
             yield _Answer(names, key, [tuple(types[kind]) for kind in kinds], *self._routes[key])
 
     def digests(self, digest: Callable[[str, int], str]) -> list[bytes]:
-        """Compute the digests for which planners ask. Returns a message for each planner.
+        """Compute the digests for which planners ask. Returns a message for each planner; empty if it asks for none.
 
         Args:
-            digest: takes a name and the number of a piece of its source, and returns the digest of its values.
+            digest: takes a name and the number of a piece of its source, and returns the digest of its values. Its
+                errors are passed on.
         """
         return [packed([digest(*piece) for piece in asked], []) if asked else b"" for asked in self._asked]
 
@@ -670,7 +681,8 @@ def _at(boxes: Sequence[Box], number: int) -> Box | None:
 
 
 def is_among(keys: array[int], name: str) -> bool:
-    """True if the key of a name is among these keys, which are sorted."""
+    """True if the key of a name is among these keys, which are sorted. Of another name it is True if both hash to one
+    key."""
     key = key_of(name)
     place = bisect_left(keys, key)
     return place < len(keys) and keys[place] == key
@@ -754,12 +766,13 @@ def agreed_beside(
 ) -> Others:
     """Compare the tensors of which no rank has pieces, and raise what planners found wrong with the others.
 
-    It raises the same errors as `agreed` would if each rank knew all pieces.
+    It raises the errors that `agreed` would if each rank knew all pieces.
 
     Args:
         verdict: of all planners.
         others: the descriptions of all ranks without tensors in pieces.
         gone: ranks that have left.
+        strict: whether a name that only one side has is an error.
 
     Raises:
         ValueError: on all ranks, if something doesn't fit. Names the tensors.
@@ -814,16 +827,20 @@ def ask_planners(
     each rank of which is a planner.
 
     Args:
+        team: has a control group, unless it is one rank.
         own: this rank's description.
         others: the descriptions of all ranks without tensors in pieces.
         gone: ranks that have left, and send nothing.
         strict: whether a name that only one side has is a problem.
         digest: takes a name and the number of a piece of its source, and returns the digest of its values.
-        enter: is told each step in words, and whether it waits for other ranks.
+        enter: is told each step in words, and whether it waits for other ranks. It may raise to end the call.
 
     Returns:
         The answers of all planners to this rank; and what this planner has to tell all ranks. There, "problem" is an
         error in reading this rank's pieces, in words, or None.
+
+    Raises:
+        RuntimeError: a rank died, a connection was closed, or the timeout has passed.
     """
     messages, names = statements([in_pieces(shardings) for shardings in (own.source, own.target)], len(team.ranks))
     enter("telling planners of pieces", True)

@@ -63,6 +63,7 @@ def reduce_on_its_mesh(tensor: DTensor, placements: Placements) -> DTensor:
     once.
 
     Args:
+        tensor: one whose terms can be reduced (`irreducible`).
         placements: the new ones, none of them pending.
     """
     mesh, local, terms = tensor.device_mesh, tensor._local_tensor, list(tensor.placements)
@@ -128,7 +129,8 @@ Target = tuple[DeviceMesh, Placements]
 def redistribute(tensors: Any, device_mesh: DeviceMesh | None = None, placements: Any = None, *, budget: int) -> Any:
     """Redistribute the DTensors of a tree, and return a tree with the new ones. Collective.
 
-    Arguments and errors are those of `torch_overlay.redistribute`. DTensors that are right already stay as they are.
+    Arguments and errors are those of `torch_overlay.redistribute`. DTensors that have their mesh and placements already
+    stay as they are.
     """
     by_name = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
     wanted = target_placements(by_name, placements, device_mesh)
@@ -161,7 +163,8 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: DTensor | None) -> tuple[Any, ...]:
-        """Redistribute the gradients back to the meshes and placements of the tensors. Collective."""
+        """Redistribute the gradients back to the meshes and placements of the tensors. Collective. None for a tensor
+        that needs no gradient, and on a rank outside of its mesh."""
         results: list[Any] = [None] * len(gradients)
         wanted = ctx.needs_input_grad[-len(gradients) :]
         present = [number for number, gradient in enumerate(gradients) if gradient is not None and wanted[number]]
@@ -196,7 +199,13 @@ def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, n
     """Redistribute all tensors, and return the new ones in order. Collective.
 
     Those that change their mesh move together. Those that stay on one mesh move together as far as its process groups
-    allow; a pending one is reduced by itself; and the others take torch's way.
+    allow; a pending one is reduced by itself; and the others take torch's way. Errors are those of `change_meshes`,
+    `change_together` and torch's `redistribute`.
+
+    Args:
+        targets: for each tensor its new mesh and placements.
+        budget: the bytes that buffers may take.
+        names: of the tensors, for errors.
     """
     results: dict[int, DTensor] = {}
     across: list[int] = []
@@ -221,6 +230,7 @@ def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, n
 
 def _batches_across(tensors: Sequence[DTensor], numbers: Sequence[int], budget: int) -> Iterator[dict[int, DTensor]]:
     """Yield the tensors that move to other meshes together, by number, after reducing those that are pending.
+    Collective over the meshes of pending ones.
 
     A batch has at most `budget` bytes of results of reductions, or one result. Tensors that weren't pending are in the
     last batch. Batches are the same on all ranks.
@@ -229,7 +239,8 @@ def _batches_across(tensors: Sequence[DTensor], numbers: Sequence[int], budget: 
         numbers: of the tensors that change their mesh.
 
     Raises:
-        ValueError, NotPlanned: a tensor's terms can't be reduced; also on ranks that only receive it.
+        ValueError: a tensor's terms can't be reduced; also on ranks that only receive it.
+        NotPlanned: a shard of a pending tensor is no box, or its reduction isn't one of torch's plain `Partial`.
     """
     meshes = Meshes()
     for tensor in filter(is_pending, [tensors[number] for number in numbers]):
@@ -255,7 +266,7 @@ def _batches_across(tensors: Sequence[DTensor], numbers: Sequence[int], budget: 
 
 
 def _on_one_mesh(mesh: DeviceMesh, changes: dict[int, Change], budget: int) -> dict[int, DTensor]:
-    """Redistribute tensors on one mesh, and return the new ones by number. Collective."""
+    """Redistribute tensors on one mesh, and return the new ones by number. Collective. Raises as `change_together`."""
     results: dict[int, DTensor] = {}
     together, alone = batches(mesh, changes)
     for numbers in together:

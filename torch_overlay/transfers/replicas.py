@@ -33,10 +33,10 @@ _SOME_PIECES = replicated_sharding("uint8", (), (), "cpu")._replace(pieces=((),)
 def replica_problems(
     descriptions: Sequence[tuple[Description, list[int]]], known: Sequence[Problem] = ()
 ) -> list[Problem]:
-    """Find plain sources, and pieces of equal boxes, whose digests differ between ranks.
+    """Find plain sources, and pieces of equal boxes, whose digests differ between ranks. Empty if none do.
 
     Args:
-        descriptions: each with the ranks that gave it.
+        descriptions: each with the ranks that gave it. Only their digests and sources are read.
         known: problems found before; tensors that have one aren't compared.
     """
     by_box: dict[tuple[str, Box], dict[str, list[int]]] = {}
@@ -101,10 +101,12 @@ def source_digests(
     moves: Sequence[TensorMove],
     is_asked: Callable[[BoundTensor], bool],
 ) -> dict[str, list[tuple[Box, str]]]:
-    """Read this rank's sources, and return for each name the boxes that it has with the digests of their values.
+    """Read this rank's sources, and return for each name the boxes that it has with the digests of their values. Empty
+    boxes are left out.
 
     Args:
         sources, locals_: by index of the move, the tensor and its local tensor.
+        moves: by index.
         is_asked: True for the tensors to read.
     """
     digests: dict[str, list[tuple[Box, str]]] = {}
@@ -136,8 +138,11 @@ def replica_problems_now(
     the sources of tied targets are compared, too. Replicas on one mesh aren't: they are the program's affair.
 
     Args:
+        tensors: of the Transfer.
+        tied: the names of targets that are one block of memory.
+        sources, locals_: by index of the move, the tensor and its local tensor; None where this rank has no part.
         multi_mesh: the names of the sources that lie on several meshes.
-        are_all_asked: True for `run(check=True)`.
+        are_all_asked: True for `run(check=True)`; the same on all ranks.
 
     Returns:
         What differs, in words, the same on all ranks.
@@ -170,8 +175,13 @@ def check_tied_targets(
 ) -> None:
     """Check that targets which are one block of memory have sources of equal values. Collective over the meeting.
 
+    Args:
+        tied: the names of targets that are one block of memory.
+        sources, locals_: by index of the move, the tensor and its local tensor; None where this rank has no part.
+
     Raises:
         ValueError: on all ranks, if some haven't.
+        RuntimeError: a rank didn't come within the timeout. Names it.
     """
     tied = sorted(tied)
     tied_names = {name for names in tied for name in names}
@@ -186,6 +196,10 @@ def check_tied_entries(tied: Iterable[tuple[str, ...]], tensors: Iterable[Tensor
 
     Whether two tensors of a checkpoint are equal isn't known before they are read, and they are read in different
     rounds.
+
+    Args:
+        tied: the names of targets that are one block of memory.
+        tensors: those that are moved.
 
     Raises:
         ValueError: on all ranks, if the checkpoint has several tensors for one block.

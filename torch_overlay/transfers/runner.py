@@ -30,7 +30,7 @@ from .exchanges import Torn
 from .hops import Relayed
 from .pieces import own_tensors
 from .replicas import check_tied_entries, check_tied_targets, replica_problems_now
-from .runs import Running, RunReport, keep_for_this_stream, names_of, whole_number
+from .runs import Running, RunReport, checked_names, checked_version, keep_for_this_stream
 from .transfer_group import TransferGroup, meeting_of
 from .transfer_plan import Plans, bytes_for_buffers, flow_of
 from .watch import end_threads
@@ -57,7 +57,8 @@ _open: WeakSet[TransferRunner] = WeakSet()
 
 
 class TransferRunner:
-    """The object behind a `Transfer`. Its arguments and errors are those of `Transfer`, and making one is collective.
+    """The object behind a `Transfer`, with the arguments and errors of `Transfer`. Making one is collective over the
+    ranks of `group`.
 
     Attributes:
         tensor_count: how many tensors are moved by any rank.
@@ -105,7 +106,7 @@ class TransferRunner:
         self.traffic: Traffic = {}
         self.exchange_count = self.staging = 0
         self._names, self._keeps, self._changes = names, keep, changes
-        self._is_lost = False  # whether this rank needs everything whole, since it lacks what `changes` builds on
+        self._needs_whole = False  # whether this rank needs everything whole, since it lacks what `changes` builds on
         self._wrote: dict[int, object] = {}  # by index of the move, where the last run left its target
         self.sent_bytes, self.changed = 0, (0, 0)
         self._last_runs: dict[tuple[str, ...] | None, LastRun] = {}  # by the names that were moved
@@ -128,10 +129,12 @@ class TransferRunner:
         return self._agreement.tensors
 
     def _check_tied(self, meeting: Meeting) -> None:
-        """Check that each block of memory gets one value. Collective.
+        """Check that targets which are one block of memory get equal values. Collective, unless the source is a
+        checkpoint.
 
         Raises:
-            ValueError: on all ranks, if targets are one block and their sources differ.
+            ValueError: on all ranks: the sources of such targets differ, or a checkpoint has several tensors for them.
+            RuntimeError: a rank didn't come within the timeout. Names it.
         """
         agreement = self._agreement
         if agreement.contents is not None:
@@ -141,10 +144,12 @@ class TransferRunner:
         check_tied_targets(meeting, agreement.tied, self._sources, locals_, agreement.moves)
 
     def _make(self, meeting: Meeting) -> None:
-        """Make the process group and the plan of all tensors. Collective.
+        """Make the process group and the plan of all tensors, and set `traffic`, `exchange_count` and `staging`.
+        Collective. A rank outside both sides only helps to make the group, where the backend needs all ranks of the
+        world for it.
 
         Raises:
-            RuntimeError: a rank left meanwhile. Names it.
+            RuntimeError: a rank left meanwhile, or didn't come within the timeout. Names it.
             ValueError: on all ranks, if the budget is too small.
         """
         agreement = self._agreement
@@ -182,21 +187,26 @@ class TransferRunner:
 
     @property
     def _own_group(self) -> TransferGroup:
-        """The group of a rank that takes part."""
+        """The process group of the Transfer. Only for a rank of `ranks`; others have none."""
         if self._group is None:
             raise AssertionError("a rank that takes part has a group")
         return self._group
 
     @property
     def _member(self) -> Team:
-        """The team of a rank that takes part."""
+        """This rank's `Team`. Only for a rank of `ranks`."""
         return self._own_group.member
 
     def bind(self, source: Any, target: Any) -> None:
-        """Use the tensors of these trees from the next run on. A tree that is None leaves its side as it is.
+        """Use the tensors of other trees from the next run on. Waits for a run in another thread. A rank that has no
+        part in the Transfer ignores the trees.
+
+        Args:
+            source, target: trees as `Transfer` takes them. None leaves that side as it is.
 
         Raises:
             ValueError: a tensor doesn't fit, or targets share memory; then all tensors stay as they were.
+            TypeError: a leaf is no tensor that can be moved; then all tensors stay as they were.
             RuntimeError: the Transfer is closed.
         """
         with self._running:
@@ -218,13 +228,18 @@ class TransferRunner:
             self._last_runs = {}
 
     def flow(self) -> Flow:
-        """Compute what all ranks send to one another. Raises as `flow_of`."""
+        """Compute what all ranks send to one another in a run of all tensors. Sends nothing.
+
+        Raises:
+            ValueError: planners planned the tensors, so that no rank knows the moves of all.
+        """
         return flow_of(self._agreement)
 
     def run(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
     ) -> Running | None:
-        """Read the sources and write the targets. Arguments and errors are those of `Transfer.run`.
+        """Read the sources and write the targets. Collective over `ranks`. Arguments and errors are those of
+        `Transfer.run`.
 
         Returns:
             With `async_op` the handle of the run; else None, when the targets are written.
@@ -244,7 +259,18 @@ class TransferRunner:
         return None
 
     def refuse(self, why: str) -> str:
-        """Tell the other ranks, which run, that this rank can't, so that all of them raise. See `Transfer.refuse`."""
+        """Tell the other ranks, which call `run`, that this rank can't, so that all of them raise. See
+        `Transfer.refuse`. Collective over `ranks`.
+
+        Args:
+            why: the reason, for the error that the others raise.
+
+        Returns:
+            The message of that error; "" on a rank that has no part in the Transfer.
+
+        Raises:
+            RuntimeError: the Transfer is closed, or is running; or a rank didn't come within the timeout.
+        """
         self._take_turn()
         try:
             if self.traffic:
@@ -270,13 +296,15 @@ class TransferRunner:
     def _begin(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
     ) -> Job:
-        """Look at this rank's tensors, before the run talks to other ranks.
+        """Read and check this rank's tensors, before the run talks to other ranks. With `snapshot`, and where a target
+        would overwrite a source before it is read, the sources are copied here. Arguments are those of `run`.
 
         Nothing raises here: what is wrong goes into this rank's report, so that all ranks raise it. If only this rank
         raised, the others would wait for it until the timeout.
 
         Returns:
-            A function that runs with these tensors.
+            A function that does the run with these tensors, once. It calls its argument when no source is read any
+            more.
         """
         if not self.traffic:
             return lambda sent: None
@@ -284,8 +312,8 @@ class TransferRunner:
         if last is not None:
             last.precede()
         # From here on nothing may raise: problems are collected.
-        names, problems = names_of(only)
-        version, version_problems = whole_number(version)
+        names, problems = checked_names(only)
+        version, version_problems = checked_version(version)
         indices, unknown = self._agreement.indices_of(names)
         problems += [*version_problems, *unknown, *(last.unheard() if last is not None else [])]
         # Taken out, so that a run that fails leaves no state behind.
@@ -326,19 +354,22 @@ class TransferRunner:
         read_tensors = [tensor for tensor in map(self._sources.__getitem__, watched) if tensor is not None]
         versions = [(tensor, tensor.versions) for tensor in read_tensors]
         memory = self._memory_of(indices, targets)
-        is_lost = self._is_lost or any(self._wrote.get(index, where) != where for index, where in memory.items())
-        report = RunReport(problems, names, version, check, async_op, is_lost)
+        needs_whole = self._needs_whole or any(
+            self._wrote.get(index, where) != where for index, where in memory.items()
+        )
+        report = RunReport(problems, names, version, check, async_op, needs_whole)
 
         def job(sent: Callable[[], None]) -> None:
             """Run, and call `sent` when no source is read any more."""
             changed: list[str] = []
 
             def sources_are_read() -> None:
-                """Note which sources were changed in place while they were read, then call `sent`."""
+                """Note which sources were changed in place while they were read, then call `sent`. A run in the
+                background on a GPU first waits until the GPU has read them."""
                 if async_op and self._device.type != "cpu":
                     # The kernels that read are only launched. A change in the meantime would go unseen.
                     torch.accelerator.current_stream(self._device).synchronize()
-                changed.extend([tensor.changed for tensor, before in versions if tensor.versions != before])
+                changed.extend([tensor.changed_text for tensor, before in versions if tensor.versions != before])
                 sent()
 
             if async_op:
@@ -388,17 +419,20 @@ class TransferRunner:
         has_copies: bool,
         state: LastRun | None = None,
     ) -> bool:
-        """Hear the reports of all ranks, plan these names if no run did before, and run the exchanges. Collective.
+        """Hear the reports of all ranks, plan these names if no run did before, and run the exchanges. Collective over
+        `ranks`.
 
         Args:
+            report: this rank's.
             indices: of the moves.
-            sources, targets: this rank's local tensors, by index of the move.
+            sources, targets: this rank's local tensors, by index of the move; None where it has no part.
             sent: called when no source is read any more.
+            shared: which of these tensors share memory.
             has_copies: True if some sources are copies.
-            state: the last run, if its tensors haven't changed since.
+            state: the last run of these names, if its tensors haven't changed since.
 
         Returns:
-            True if some rank runs in the background.
+            True if some rank runs in the background. Then the caller ends the run, after `_check_unchanged`.
 
         Raises:
             ValueError: on all ranks, before anything is sent, if some rank can't run.
@@ -409,7 +443,7 @@ class TransferRunner:
         if group.watch is not None:
             group.watch.begin("the reports before the run", waits=True)
         try:
-            problems, version, is_background, lost = report.agree(self._member)
+            problems, version, is_background, need_whole = report.agree(self._member)
             group.enter("planning", True)
             multi_mesh = self._agreement.multi_mesh
             if not problems and (report.checks or not multi_mesh.isdisjoint(report.only or multi_mesh)):
@@ -420,7 +454,7 @@ class TransferRunner:
                 except ValueError as error:  # on all ranks
                     problems = [str(error).removesuffix(".")]
             if not problems:
-                self._run_exchanges(report, sources, targets, sent, has_copies, state, lost)
+                self._run_exchanges(report, sources, targets, sent, has_copies, state, need_whole)
                 self._wrote |= self._memory_of(indices, targets)
                 self.version = version
         except Exception as error:
@@ -445,12 +479,17 @@ class TransferRunner:
         sent: Callable[[], None],
         has_copies: bool,
         state: LastRun | None,
-        lost: frozenset[int],
+        need_whole: frozenset[int],
     ) -> None:
-        """Run the exchanges of the plan, and count the writes for autograd. See `_run` for the arguments.
+        """Run the exchanges of the plan, and raise the version counters of the targets that were written, also if a
+        part of them was written before an error. See `_run` for the arguments.
 
         Args:
-            lost: the ranks that need everything whole.
+            need_whole: with `changes`, the ranks that need everything whole.
+
+        Raises:
+            Torn: an exchange failed after a target had been written.
+            RuntimeError: an exchange failed before any target was written.
         """
         plan = self._plans.by_names[report.only]
         exchanges = plan.exchanges
@@ -459,21 +498,20 @@ class TransferRunner:
         own = [sources[index] for index in plan.indices], [targets[index] for index in plan.indices]
         try:
             if sends_changes:
-                self._lose(report, exchanges, lost)  # type: ignore[arg-type]
+                self._send_whole_where_needed(report, exchanges, need_whole)  # type: ignore[arg-type]
             exchanges.run(*own, sent, keeps, self._own_group.watch, state)
             if sends_changes:
                 self._note_sent(exchanges)  # type: ignore[arg-type]
         except Torn:
-            self._count_writes(plan, state)
+            self._bump_versions(plan, state)
             raise
-        self._count_writes(plan, state)
+        self._bump_versions(plan, state)
 
     def _memory_of(self, indices: Sequence[int], targets: Locals) -> dict[int, object]:
-        """Return where the targets lie and how often they were written, by index of the move; nothing without
-        `changes`.
+        """Return where the targets lie and how often they were written, by index of the move. Empty without `changes`.
 
-        If that differs from what the last run left, the program may have overwritten what that run brought, and
-        changes alone would leave the target wrong.
+        If that differs from what the last run left, the program may have overwritten what that run brought, and changes
+        alone would leave the target wrong.
         """
         if not self._changes:
             return {}
@@ -486,46 +524,58 @@ class TransferRunner:
                 memory[index] = storage, local.data_ptr(), local.shape, local.stride(), tensor.versions
         return memory
 
-    def _lose(self, report: RunReport, exchanges: ChangesOnly | Relayed, lost: frozenset[int]) -> None:
-        """Have the exchanges send everything whole where a receiver may not have what was sent last.
+    def _send_whole_where_needed(
+        self, report: RunReport, exchanges: ChangesOnly | Relayed, need_whole: frozenset[int]
+    ) -> None:
+        """Have the exchanges send everything whole where a receiver may not have what was sent last: to ranks that say
+        so, to all ranks in a run with `check`, and, in the next runs of all other plans that move some of the same
+        names, to everybody. Clears `_needs_whole` if this rank is served now.
 
-        That is: to ranks that say so (`lost`), to all ranks if they run with `check`, and, for all other plans that
-        move some of the same names, in their next run.
+        Args:
+            report: this rank's.
+            exchanges: those that run next.
+            need_whole: the ranks that need everything whole.
         """
         names = None if report.only is None else {*report.only}
         for only, (_, other) in self._plans.by_names.items():
             if isinstance(other, (ChangesOnly, Relayed)):
-                other.lose(self._member.ranks if report.checks else lost)
+                other.send_whole_next(self._member.ranks if report.checks else need_whole)
                 if other is not exchanges and (names is None or only is None or not names.isdisjoint(only)):
-                    other.lose()
-        if self._is_lost and self._member.rank in lost:
-            self._is_lost = False
+                    other.send_whole_next()
+        if self._needs_whole and self._member.rank in need_whole:
+            self._needs_whole = False
 
     def _note_sent(self, exchanges: ChangesOnly | Relayed) -> None:
-        """Set `sent_bytes` and `changed` from a run that sent changes, and log them."""
+        """Set `sent_bytes` and `changed` from a run that sent only changes, and log them."""
         self.sent_bytes, self.changed = exchanges.sent_bytes, exchanges.changed
         logger.debug(
             "A Transfer over %s: this rank sent %s bytes, %s of %s elements changed",
             *(of_ranks(self.ranks), self.sent_bytes, *self.changed),
         )
 
-    def _count_writes(self, plan: Plan, state: LastRun | None) -> None:
-        """Raise the version counters of the targets that were written: a backward of what was computed from them before
-        raises then, as after `copy_`.
+    def _bump_versions(self, plan: Plan, state: LastRun | None) -> None:
+        """Raise the version counters of the targets that the last run of a plan wrote: a backward of what was computed
+        from them before raises then, as after `copy_`.
 
-        This comes after the last look at the sources' versions. Views of one storage share a counter, so a run in the
-        background that writes beside its sources would take them for changed by the program.
+        This comes after the sources' versions were read for the last time. Views of one storage share a counter, so a
+        run in the background that writes beside its sources would take them for changed by the program.
+
+        Args:
+            state: the last run of these names, which remembers the tensors; None to look them up.
         """
         indices, exchanges = plan
 
         def find() -> list[torch.Tensor]:
+            """Return the tensors of the targets that were written."""
             targets = [self._targets[indices[place]] for place in exchanges.written]
             return [tensor for target in targets if target is not None for tensor in target.counting]
 
         torch.autograd.graph.increment_version(find() if state is None else state.written(exchanges.written, find))
 
     def _failed(self, error: Exception) -> RuntimeError:
-        """Return the error to raise for an error in a run: it says whether targets were written, and who is missing."""
+        """Return the error to raise for an error in a run: it says whether targets were written, and who is missing. If
+        the Transfer has a watch, this first agrees on that with the other ranks, which takes some seconds
+        (`Watch.settle`)."""
         state = (
             "some targets are new and others not, or half so" if isinstance(error, Torn) else "no target was written"
         )
@@ -537,7 +587,8 @@ class TransferRunner:
         return RuntimeError(f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {said}")
 
     def _replica_problems(self, sources: Locals, are_all_asked: bool) -> list[str]:
-        """Compare the replicas of these sources. Collective. See `replica_problems_now`."""
+        """Compare the replicas of these sources, and return what differs, in words, the same on all ranks. Collective.
+        See `replica_problems_now`, also for `are_all_asked`."""
         agreement = self._agreement
         return replica_problems_now(
             self._member,
@@ -557,15 +608,21 @@ class TransferRunner:
 
         The last answer is remembered, and holds while each tensor lies where it lay, so that a run of the same tensors
         compares their addresses and not the memory of every pair.
+
+        Args:
+            names: of the tensors; None for all of the Transfer.
+            indices: of their moves.
+            sources, targets: the local tensors, by index of the move.
         """
         sides = self._sources, self._targets
-        lies = [tensor and tensor.lies for side in sides for tensor in map(side.__getitem__, indices)]
-        if self._seen is None or self._seen[:2] != (names, lies):
-            self._seen = names, lies, shared_memory(indices, sources, targets, *sides)
+        locations = [tensor and tensor.location for side in sides for tensor in map(side.__getitem__, indices)]
+        if self._seen is None or self._seen[:2] != (names, locations):
+            self._seen = names, locations, shared_memory(indices, sources, targets, *sides)
         return self._seen[2]
 
     def _memory_problems(self, shared: Shared) -> list[str]:
-        """Say for which targets a write would spoil another target, in words."""
+        """Say for which targets a write would spoil another target, and which of them became one block of memory since
+        the Transfer was made, in words. Empty if nothing is wrong."""
         return shared_targets(shared) + [
             f"the targets {', '.join(map(repr, names))} became one block of memory since this Transfer was made"
             for names in shared.tied
@@ -573,14 +630,15 @@ class TransferRunner:
         ]
 
     def forget(self) -> None:
-        """Free the buffers and what `keep` and `changes` keep. With `changes` the next run gets everything whole."""
+        """Free the buffers and what `keep` and `changes` keep. With `changes` the next run gets everything whole. Waits
+        for a run in another thread. Does nothing once the Transfer is closed."""
         with self._running:
             if self.traffic and not self._is_closed:
                 self._buffers.forget()
                 self._last_runs = {}
                 for plan in self._plans.by_names.values():
                     plan.exchanges.forget()
-                self._is_lost = bool(self._changes)
+                self._needs_whole = bool(self._changes)
 
     def close(self) -> None:
         """Destroy the process group, and let go of all tensors. Waits for a run in another thread. A second call does
@@ -589,9 +647,11 @@ class TransferRunner:
             self._close()
 
     def end(self) -> None:
-        """Close it at the end of the program, and log the error of a last run for which nobody waited.
+        """Close the Transfer at the end of the program, and log the error of a last run for which nobody waited. Raises
+        nothing.
 
-        A run that still goes on, on a thread for which the interpreter doesn't wait, is left alone.
+        A run that still goes on, on a thread for which the interpreter doesn't wait, is left alone. A Transfer of
+        tensors on a GPU isn't closed.
         """
         if self._is_closed or not self._running.acquire(blocking=False):
             return
@@ -606,7 +666,7 @@ class TransferRunner:
             self._running.release()
 
     def _close(self) -> None:
-        """Do what `close` says, on a thread that has acquired `_running`."""
+        """Do what `close` says. The caller has acquired `_running`."""
         if self._group is not None:
             self._group.close()
         if self.traffic:

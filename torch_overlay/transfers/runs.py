@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 NO_VERSION = -(1 << 62)  # travels in place of a version
 
 
-def names_of(only: Any) -> tuple[tuple[str, ...] | None, list[str]]:
-    """Check what the user gave as `only=`.
+def checked_names(only: Any) -> tuple[tuple[str, ...] | None, list[str]]:
+    """Check what the user gave as `only=`. Raises nothing: a problem goes into the rank's report.
 
     Returns:
-        The names in order, each once; None if all tensors are meant. And what is wrong, in words.
+        The names in order, each once; None if all tensors are meant, or if there is a problem. And what is wrong, in
+        words.
     """
     if only is None:
         return None, []
@@ -38,8 +39,12 @@ def names_of(only: Any) -> tuple[tuple[str, ...] | None, list[str]]:
     return tuple(sorted({*names})), []
 
 
-def whole_number(version: Any) -> tuple[int | None, list[str]]:
-    """Check what the user gave as `version=`. Returns it, and what is wrong with it, in words; None if it is wrong."""
+def checked_version(version: Any) -> tuple[int | None, list[str]]:
+    """Check what the user gave as `version=`. Raises nothing: a problem goes into the rank's report.
+
+    Returns:
+        The version, None if there is none or a problem; and what is wrong, in words.
+    """
     if version is None or (isinstance(version, int) and abs(version) < -NO_VERSION):
         return version, []
     return None, [f"version= takes a whole number of less than 63 bits, and got {version!r}"]
@@ -53,13 +58,13 @@ class RunDecision(NamedTuple):
         version: what the sources gave as `version=`; None if they gave none.
         is_background: True if some rank runs in the background. All ranks then compare, at the end, whether sources
             changed meanwhile.
-        lost: the ranks that need everything whole, since they lack what was sent to them last.
+        need_whole: the ranks that need everything whole, since they lack what was sent to them last.
     """
 
     problems: list[str]
     version: int | None = None
     is_background: bool = False
-    lost: frozenset[int] = frozenset()
+    need_whole: frozenset[int] = frozenset()
 
 
 class RunReport(NamedTuple):
@@ -71,7 +76,7 @@ class RunReport(NamedTuple):
         version: as the rank gave it to `run`; None if it gave none.
         checks: whether it gave `check=True`.
         is_background: whether it gave `async_op=True`.
-        lost: whether its targets may differ from what was sent to it last, so that changes alone aren't enough.
+        needs_whole: whether its targets may differ from what was sent to it last, so that changes alone aren't enough.
     """
 
     problems: Sequence[str]
@@ -79,7 +84,7 @@ class RunReport(NamedTuple):
     version: int | None = None
     checks: bool = False
     is_background: bool = False
-    lost: bool = False
+    needs_whole: bool = False
 
     def agree(self, team: Team) -> RunDecision:
         """Exchange the reports of all ranks, and decide whether and how they run. Collective.
@@ -96,13 +101,13 @@ class RunReport(NamedTuple):
         """
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
         version = NO_VERSION if self.version is None else self.version
-        flags = self.checks, self.is_background, self.lost
+        flags = self.checks, self.is_background, self.needs_whole
         rows = team.gather([len(self.problems), only, version, *map(int, flags)])
         problem_counts, onlys, versions, checks, background, _ = [{*column} for column in zip(*rows)]
         versions -= {NO_VERSION}
         if problem_counts == {0} and len(onlys) == len(checks) == 1 and len(versions) < 2:
-            lost = frozenset(rank for rank, (*_, is_lost) in zip(team.ranks, rows) if is_lost)
-            return RunDecision([], next(iter(versions), None), 1 in background, lost)
+            need_whole = frozenset(rank for rank, (*_, needs_whole) in zip(team.ranks, rows) if needs_whole)
+            return RunDecision([], next(iter(versions), None), 1 in background, need_whole)
         said = [*self.problems]
         if len(onlys) > 1:
             said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
@@ -145,7 +150,7 @@ class Running:
         self._thread.start()
 
     def _go(self) -> None:
-        """Do the run, on the thread. Keeps the error for `wait`."""
+        """Do the run, on the thread. Keeps the error, also an interrupt, for `wait`."""
         run, self._run = self._run, None  # it refers to the tensors, which this handle shouldn't keep
         try:
             if run is not None:
@@ -168,7 +173,8 @@ class Running:
         self._is_sent.set()
 
     def sent(self) -> bool:
-        """True if this rank doesn't read the sources any more, so that they may change.
+        """True if this rank doesn't read the sources any more, so that they may change. Also True after a run that
+        failed.
 
         That is before the end of the run: when its last exchange is packed and large pieces are sent. If this rank has
         targets beside its sources, it copies into these last, and reads the sources until then.
@@ -186,7 +192,9 @@ class Running:
         current stream launches next comes after it.
 
         Raises:
-            ValueError, RuntimeError: the run failed, as `Transfer.run` says. Every call raises it.
+            ValueError: the run was refused, or a source was changed meanwhile, as `Transfer.run` says. Every call
+                raises it.
+            RuntimeError: the run failed, as `Transfer.run` says. Every call raises it.
         """
         self._thread.join()
         self._is_heard = True
@@ -195,7 +203,8 @@ class Running:
             raise self._error
 
     def precede(self) -> None:
-        """Let the current stream wait for the run, if it is on a GPU and its thread has launched it."""
+        """Let the current stream wait for the run, if it is on a GPU and its thread has launched it. Else do
+        nothing."""
         if self._stream is not None and self._end_event is not None:
             torch.accelerator.current_stream(self._stream.device).wait_event(self._end_event)
 

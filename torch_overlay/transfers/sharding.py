@@ -58,7 +58,12 @@ class Sharding(NamedTuple):
 
 
 def shardings(tensors: Mapping[str, Given], meshes: Meshes) -> dict[str, Sharding]:
-    """Return the sharding of each tensor that this rank gives, by name. Raises as `sharding_of`."""
+    """Return the sharding of each tensor that this rank gives, by name.
+
+    Raises:
+        NotPlanned: a shard of a DTensor is no box, or a pending reduction isn't one of torch's plain `Partial`.
+        ValueError: some ranks of a DTensor's mesh didn't meet at the place.
+    """
     known: dict[Any, Sharding] = {}
     return {
         name: sharding_of(name, given, meshes) if isinstance(given, DTensor) else _sharding_without_mesh(given, known)
@@ -164,7 +169,11 @@ class Meshes:
         return view
 
     def ranks(self, mesh: DeviceMesh) -> Ranks:
-        """Return the ranks of this mesh, in the form that the planner takes. Raises as `view`."""
+        """Return the ranks of this mesh, in the form that the planner takes.
+
+        Raises:
+            ValueError: some of its ranks didn't meet at the place.
+        """
         if id(mesh) not in self._ranks:
             view = self.view(mesh)
             self._ranks[id(mesh)] = Ranks.of(view.ranks, view.sizes)
@@ -172,9 +181,14 @@ class Meshes:
 
 
 def misfit(name: str, tensor: DTensor, regions: Regions, meshes: Meshes) -> str | None:
-    """Say how a DTensor's local tensor differs in shape from what its placements give this rank; None if it doesn't.
+    """Say how a DTensor's local tensor differs in shape from what its placements give this rank; None if it doesn't, or
+    if this rank isn't in the mesh.
 
     `from_local` can make such DTensors, since it compares nothing. An exchange would ask for elements beyond them.
+
+    Args:
+        name: for the text.
+        regions: which coordinate of its mesh holds which box.
     """
     coordinate, held = meshes.view(tensor.device_mesh).coordinate, tensor._local_tensor.shape
     needed = held if coordinate is None else regions.box(coordinate).length
@@ -187,7 +201,12 @@ def misfit(name: str, tensor: DTensor, regions: Regions, meshes: Meshes) -> str 
 
 
 def sharding_of(name: str, tensor: DTensor, meshes: Meshes) -> Sharding:
-    """Return the sharding of a DTensor. The name is for errors. Raises as `regions_of`."""
+    """Return the sharding of a DTensor. The name is for errors.
+
+    Raises:
+        NotPlanned: a shard is no box, or a pending reduction isn't one of torch's plain `Partial`.
+        ValueError: some ranks of its mesh didn't meet at the place.
+    """
     mesh = tensor.device_mesh
     return Sharding(
         str(tensor.dtype).removeprefix("torch."),
@@ -202,6 +221,7 @@ def regions_of(name: str, tensor: DTensor, meshes: Meshes) -> Regions:
 
     Raises:
         NotPlanned: a shard is no box, or a pending reduction isn't one of torch's plain `Partial`.
+        ValueError: some ranks of its mesh didn't meet at the place.
     """
     spec = tensor._spec
     # A subclass of Partial (torch's _MaskPartial, say) reduces by more than its op: adding up its terms is wrong.
@@ -241,5 +261,9 @@ def _regions_on(
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
 ) -> Regions:
-    """Do what `regions_on` says. Cached by value, since a model has many tensors and few shardings."""
+    """Do what `regions_on` does. Cached by value, since a model has many tensors and few shardings.
+
+    Args:
+        kinds: the classes of the placements, for the key of the cache.
+    """
     return read_cuts(placements, order, len(shape), sizes).on(shape, sizes)

@@ -36,8 +36,8 @@ as_torch_does = original(_api, "distribute_tensor")
 
 
 def distribute_by_chunks() -> Any:
-    """Replace the code of torch's `distribute_tensor` by this one, so that modules which have imported the function get
-    it, too. Returns the code that was there."""
+    """Replace the code of torch's `distribute_tensor` by this module's, so that modules which have imported the
+    function get it, too. Returns the code that was there, for `distribute_by_axes`."""
     return swap_code(_api.distribute_tensor, distribute_tensor)
 
 
@@ -53,7 +53,8 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """Do what torch's function does, also for strided shards that don't divide evenly. Collective."""
+    """Do what torch's `distribute_tensor` does, with the same errors, also for strided shards that don't divide evenly.
+    Collective, unless `src_data_rank` is None."""
     if _StridedShard in map(type, placements or ()) and src_data_rank is not None:
         mesh = device_mesh or _mesh_resources.get_current_mesh()
         uneven = uneven_strides(tensor, mesh, tuple(placements or ()))

@@ -125,7 +125,11 @@ def _with_globals(function: Any, **others: Callable[..., Any]) -> Callable[..., 
 
 def kept_group(ranks: Sequence[int]) -> ProcessGroup | None:
     """Return the group over these ranks by which `redistribute` goes from mesh to mesh. Made in the first call,
-    collectively, and kept until the world is destroyed. None on a rank that isn't a member."""
+    collectively, and kept until the world is destroyed. None on a rank that isn't a member.
+
+    Raises:
+        RuntimeError: the backend needs all ranks of the world to make a group, and `ranks` aren't all.
+    """
     world = distributed_c10d._get_default_group()
     known = _kept.setdefault(world, {})
     group = known.get(tuple(ranks))
@@ -170,7 +174,11 @@ class Common:
 
     @staticmethod
     def of_world() -> Common:
-        """Return that of the present world; made in the first call."""
+        """Return that of the present world; made in the first call.
+
+        Raises:
+            ValueError: there is no world (torch's own error).
+        """
         world = distributed_c10d._get_default_group()
         common = _common.get(world)
         if common is None:
@@ -181,6 +189,7 @@ class Common:
         self, ranks: Sequence[int], store: Store, make: Callable[[], ProcessGroup | None]
     ) -> tuple[ProcessGroup | None, int]:
         """Return the control group of these ranks, and the tag that a new team uses in it. Collective over the ranks.
+        Where torch has no gloo, a warning says once what follows from it.
 
         The group is kept until a transfer over these ranks fails, which closes its connections. Ranks learn of a
         failure at different times. So they first agree on how many failures there were: a rank that still took the
@@ -235,7 +244,8 @@ class Team:
     """The ranks that exchange, and this process's groups over them.
 
     Args:
-        group: carries the tensors; None if there is one rank, which sends nothing.
+        group: carries the tensors; None if there is one rank, which sends nothing, or if only control messages are
+            sent.
         ranks: the members, in the order of the group.
         rank: this one; a place numbers ranks in another way than their worlds do.
         device: where the group's tensors are.
@@ -270,8 +280,9 @@ class Team:
         """Send control messages in this group, with this tag, from now on."""
         self.control, self._tag = control, tag
 
-    def wait_longer(self, timeout: timedelta) -> None:
-        """Let the backends wait for longer than `timeout`, so that a `Watch` ends a wait before they do.
+    def extend_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of this rank's groups to LATER more than `timeout`, so that a `Watch` with `timeout` ends a
+        wait before the backends do. Later messages of `wait` get it, too.
 
         An NCCL rank whose backend came first ended its process, and said nothing of who was missing.
         """
@@ -286,8 +297,11 @@ class Team:
     def wait(self, message: dist.Work) -> None:
         """Wait until a message of gloo's has been sent, or has come.
 
-        A message has the timeout with which its group was made, whatever `_set_default_timeout` said since. So the
-        longer one is given here.
+        A message has the timeout with which its group was made, whatever `_set_default_timeout` said since. So the one
+        of `extend_timeout` is given here.
+
+        Raises:
+            RuntimeError: a connection broke or was closed, or the timeout has passed.
         """
         message.wait() if self._limit is None else message.wait(self._limit)
 
@@ -300,6 +314,9 @@ class Team:
         """Make the communicator of the tensors' group, unless gloo made one together with the group. Collective.
 
         NCCL makes it in the first collective of a group, in which all ranks have to take part.
+
+        Raises:
+            RuntimeError: the collective failed.
         """
         if not self.is_on_gloo and self.group is not None:
             self.call(dist.all_reduce)(torch.zeros(1, device=self.device), group=self.group)
@@ -313,6 +330,9 @@ class Team:
         """End every wait in the groups of this rank, in any thread, with an error. No message arrives any more.
 
         The groups can't be used again; `destroy` still works.
+
+        Raises:
+            FutureTimeout: a backend other than gloo took longer than ABORT seconds to abort. It goes on in its thread.
         """
         for group in self._groups:
             if group is self.control:  # gloo's, whatever carries the tensors
@@ -349,11 +369,15 @@ class Team:
         """Send integers to all ranks, and return those of each rank: a row for each, in the order of `ranks`.
 
         Collective; all ranks give as many integers, of at most 64 bits. Returns when all of them have come.
+
+        Raises:
+            RuntimeError: a rank died, a connection was closed, or the timeout has passed.
         """
         return self._gather(torch.tensor(numbers, dtype=torch.int64, device="cpu")).tolist()  # type: ignore[no-any-return]
 
     def gather_data(self, said: Any) -> dict[int, Any]:
-        """Send a value that JSON takes to all ranks, and return that of each rank, by rank. Collective."""
+        """Send a value that JSON takes to all ranks, and return that of each rank, by rank. Collective. Raises as
+        `gather`."""
         text = json.dumps(said).encode()
         sizes = [size for (size,) in self.gather([len(text)])]
         padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
@@ -361,32 +385,37 @@ class Team:
         rows = self._gather(padded).tolist()
         return {rank: json.loads(bytes(row[:size])) for rank, row, size in zip(self.ranks, rows, sizes)}
 
-    def swap(self, letters: Sequence[bytes]) -> list[bytes]:
-        """Send each rank a letter of its own, and return the letter of each rank for this one. Collective.
+    def swap(self, messages: Sequence[bytes]) -> list[bytes]:
+        """Send each rank a message of its own, and return the message of each rank for this one. Collective. Needs a
+        control group (`use_control_group`), unless there is one rank: without one, nothing is sent, and this rank's own
+        messages come back.
 
         Args:
-            letters: bytes for each rank, in the order of `ranks`; may be empty.
+            messages: bytes for each rank, in the order of `ranks`; may be empty.
+
+        Raises:
+            RuntimeError: a rank died, a connection was closed, or the timeout has passed.
         """
         group = self.control
         if len(self.ranks) == 1 or group is None:
-            return [*letters]
+            return [*messages]
         place, size = group.rank(), group.size()
         # Each rank begins with the next one, so that not all of them send to one rank first.
         peers = [*range(place + 1, size), *range(place)]
         # Sizes first, in both columns: what this rank sends, and what it gets.
-        sizes = torch.tensor([[len(letter), 0] for letter in letters], dtype=torch.int64, device="cpu")
+        sizes = torch.tensor([[len(message), 0] for message in messages], dtype=torch.int64, device="cpu")
         self._send_and_receive({peer: sizes[peer, :1] for peer in peers}, {peer: sizes[peer, 1:] for peer in peers})
         received = {peer: bytearray(count) for peer, count in enumerate(sizes[:, 1].tolist()) if count}
-        sent = {peer: bytearray(letters[peer]) for peer in peers if letters[peer]}
+        sent = {peer: bytearray(messages[peer]) for peer in peers if messages[peer]}
         out, into = (
             {peer: torch.frombuffer(data, dtype=torch.uint8) for peer, data in direction.items()}
             for direction in (sent, received)
         )
         self._send_and_receive(out, into)
-        return [letters[place] if peer == place else bytes(received.get(peer, b"")) for peer in range(size)]
+        return [messages[place] if peer == place else bytes(received.get(peer, b"")) for peer in range(size)]
 
     def _send_and_receive(self, out: Mapping[int, torch.Tensor], into: Mapping[int, torch.Tensor]) -> None:
-        """Send and receive messages in the control group, and wait for all of them.
+        """Send and receive messages in the control group, and wait for all of them. Raises as `wait`.
 
         Args:
             out, into: by the place of the other rank in the group, the tensor to send, or to fill.
@@ -446,7 +475,7 @@ def _close_gloo(group: ProcessGroup) -> None:
 
 
 def is_gloo(group: ProcessGroup, device: torch.device) -> bool:
-    """True if a group moves tensors of this device's type by gloo."""
+    """True if a group moves tensors of this device's type by gloo. False if it has no backend for that type."""
     try:
         return bool(group._get_backend(device).name() == "gloo")
     except RuntimeError:

@@ -88,7 +88,14 @@ class File(NamedTuple):
     digest: str
 
     def check(self, now: os.stat_result) -> None:
-        """Raise RuntimeError if the size or the time of the file has changed."""
+        """Check that the file is as it was when its header was read.
+
+        Args:
+            now: the file's status.
+
+        Raises:
+            RuntimeError: its size or its time of writing has changed.
+        """
         if (now.st_size, now.st_mtime_ns) != (self.size, self.time):
             how = f"has {now.st_size} bytes and had {self.size}" if now.st_size != self.size else "was written again"
             raise RuntimeError(f"{self.path} {how} since its header was read. Make another checkpoint() of the folder")
@@ -101,7 +108,8 @@ class Files(NamedTuple):
     entries: list[Entry]
 
     def changes(self) -> list[str]:
-        """For each file that has changed since its header was read, a sentence that says how."""
+        """Return, for each file that has changed since its header was read, or that can't be found, a sentence that
+        says how. Empty if none has."""
         sentences = []
         for file in self.files:
             try:
@@ -111,7 +119,7 @@ class Files(NamedTuple):
         return sentences
 
     def as_data(self, names_for: Callable[[str], Sequence[str]]) -> dict[str, Any]:
-        """The headers as JSON-compatible data, which all ranks get and compare.
+        """Return the headers as JSON-compatible data, which all ranks get and compare.
 
         Args:
             names_for: returns, for the name of a tensor in the checkpoint, its names in the target.
@@ -141,7 +149,7 @@ class Checkpoint:
         return f"checkpoint({self.folder!r})"
 
     def read(self) -> Files:
-        """Read the headers; again only if a file has changed.
+        """Read the headers, and remember them; a later call reads them again only if a file has changed.
 
         Raises:
             ValueError: the folder, the index or a file is missing or malformed; names the file, and the tensor.
@@ -153,7 +161,12 @@ class Checkpoint:
 
 
 def _read_folder(folder: str) -> Files:
-    """Read the headers of all files of a folder, and compare them with its index. Raises as `Checkpoint.read`."""
+    """Read the headers of all files of a folder, and compare them with its index.
+
+    Raises:
+        ValueError: the folder, the index or a file is missing or malformed, a tensor is in two files, or the index
+            contradicts the files.
+    """
     files, entries, where = list[File](), list[Entry](), dict[str, str]()
     names, index = _names(folder)
     for number, name in enumerate(names):
@@ -172,7 +185,12 @@ def _read_folder(folder: str) -> Files:
 
 
 def _names(folder: str) -> tuple[list[str], dict[str, str]]:
-    """The names of a folder's files. If it has an index, also the file of each tensor; else an empty dict."""
+    """Return the names of a folder's files. If it has an index, also the file of each tensor; else an empty dict.
+
+    Raises:
+        ValueError: the folder can't be read or has no such files; or its index is malformed, or names a file that isn't
+            there or is outside of the folder.
+    """
     try:
         listed = os.listdir(folder)
     except OSError as error:
@@ -203,7 +221,11 @@ def _names(folder: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of a JSON object. Raises ValueError for a key that stands twice; Python would keep the last value."""
+    """Make a dict of the pairs of a JSON object.
+
+    Raises:
+        ValueError: a key stands twice; Python would keep the last value.
+    """
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -213,16 +235,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Why a file can't be read, for a message: "it has no 'shape'" for a KeyError, else the error's text, or the name
-    of its class if it has none."""
+    """Return why a file can't be read, for a message: "it has no 'shape'" for a KeyError, else the error's text, or the
+    name of its class if it has none."""
     return f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
 
 
 def _read_file(folder: str, name: str, number: int) -> tuple[File, list[Entry]]:
     """Read the header of a file. Returns the file, and its tensors in the order of their bytes.
 
+    Args:
+        number: of the file, which its tensors get.
+
     Raises:
-        ValueError: as `Checkpoint.read`.
+        ValueError: the file is missing or no safetensors file, or its tensors overlap or leave gaps. Names the file,
+            and the tensor.
     """
     path = os.path.join(folder, name)
     try:
@@ -261,7 +287,12 @@ def _entry(name: str, row: Any, file: int, begin: int) -> Entry:
     """Make an `Entry` of a tensor's row in a header.
 
     Args:
+        row: the row, of any form.
+        file: the number of the file.
         begin: the position in the file of the first byte after the header, from which offsets count.
+
+    Raises:
+        ValueError: the row isn't a tensor of safetensors, torch has no such type, or its offsets contradict its shape.
     """
     try:
         kind, shape, (first, last) = row["dtype"], row["shape"], row["data_offsets"]

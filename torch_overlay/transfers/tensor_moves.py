@@ -163,7 +163,7 @@ def _as_read(
 # Cached by value: the 128 experts of a layer have equal shardings under different names, and are planned once.
 @lru_cache(maxsize=256)
 def _pieced(source: Sharding, target: Sharding, gone: frozenset[int], relay: Relay | None) -> Pieced:
-    """Plan a tensor of which a side is in pieces; with a relay, its first hop."""
+    """Plan a tensor of which a side is in pieces; with a relay, its first hop. Cached by value."""
     return Pieced(tuple(source.regions.shape), end_of(source), relay.first if relay else end_of(target), gone)
 
 

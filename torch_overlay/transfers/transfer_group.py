@@ -40,13 +40,16 @@ def most_listed(place: Place | None, ranks: int) -> int | None:
 
 
 def meeting_of(group: ProcessGroup | Sequence[int] | Place | None, gone: frozenset[int]) -> Meeting:
-    """Return the next meeting of the ranks that make a Transfer, without those that are gone.
+    """Return the next meeting of the ranks that make a Transfer, without those that are gone. All of them have to call
+    this in one order, since meetings are counted.
 
     Args:
         group: as `Transfer` has it.
 
     Raises:
-        ValueError: the group has a rank that is gone, or doesn't have this rank.
+        ValueError: the group has a rank that is gone or can't exist, or doesn't have this rank.
+        TypeError: the group is neither a process group, nor a list of ranks, nor a place.
+        RuntimeError: the place is closed.
     """
     if isinstance(group, Place):
         return group.meeting("A Transfer", [rank for rank in range(group.size) if rank not in gone])
@@ -72,6 +75,7 @@ def new_control_group(place: Place | None, ranks: Sequence[int], name: str, meet
 
     Args:
         name: the group's, where a place makes it; c10d names the groups of a world.
+        meeting: of the ranks that call this.
 
     Returns:
         The group; None on a rank outside.
@@ -82,7 +86,8 @@ def new_control_group(place: Place | None, ranks: Sequence[int], name: str, meet
 
 
 class TransferGroup:
-    """The ranks of both sides of a Transfer, with the group that carries their tensors.
+    """The ranks of both sides of a Transfer, with the group that carries their tensors. Call `start_watch`, then
+    `make`.
 
     Args:
         place: where the ranks met; None if they are those of the world.
@@ -91,8 +96,9 @@ class TransferGroup:
         device_type: of the tensors, the same on all ranks.
 
     Attributes:
-        team: this rank's end of the group; None before `connect`, on a rank outside, and after `close`.
-        watch: ends waits that take too long; None where nobody waits, and after `close`.
+        team: this rank's end of the group; None before `make`, on a rank outside, and after `close`.
+        watch: ends waits that take too long; None before `start_watch`, where nobody waits, and after `end_watch` or
+            `close`.
     """
 
     def __init__(self, place: Place | None, ranks: Sequence[int], device: torch.device, device_type: str) -> None:
@@ -103,13 +109,18 @@ class TransferGroup:
 
     @property
     def member(self) -> Team:
-        """The team of a rank that takes part."""
+        """The team of a rank that takes part. Only between `make` and `close`."""
         if self.team is None:
             raise AssertionError("a rank that takes part is in the group")
         return self.team
 
     def start_watch(self, meeting: Meeting) -> None:
-        """Watch this rank's waits from now on. The meeting's name is that of the keys in the store."""
+        """Watch this rank's waits from now on. Sets `watch`, unless there is one rank, or the backend is one that never
+        waits.
+
+        Args:
+            meeting: of the ranks that make the Transfer. Its name begins the keys in the store.
+        """
         # A transfer on one rank waits for nobody, and has no watch.
         if len(self.ranks) > 1 and not is_fake(self._place):
             common = common_of(self._place)
@@ -124,11 +135,16 @@ class TransferGroup:
             )
 
     def make(self, meeting: Meeting) -> None:
-        """Make the group, and a control group beside it if it isn't gloo's. Collective over `ranks`; over the whole
-        world where its backend needs all ranks to make a group.
+        """Make the group, and set `team`. Collective over `ranks`; over the whole world where its backend needs all
+        ranks to make a group.
+
+        If the group isn't gloo's and the watch was started before, a control group is made beside it; none is where all
+        ranks of the world must make each group.
 
         Raises:
-            RuntimeError: the world must make the group, and some of its ranks don't take part.
+            RuntimeError: the world must make the group, and some of its ranks don't take part. Or a rank didn't come in
+                time.
+            ValueError: the ranks met at a place, and it has no backend for these tensors.
         """
         if self._place is not None:
             team = self._place.team(self.ranks, self._device_type)
@@ -145,11 +161,19 @@ class TransferGroup:
                     self.ranks, store, lambda: new_control_group(self._place, self.ranks, name, meeting)
                 )
                 team.use_control_group(*control)
-            team.wait_longer(meeting.timeout)
+            team.extend_timeout(meeting.timeout)
         self.team = team
 
     def enter(self, text: str, waits: bool) -> None:
-        """Tell the watch that the next step of this rank begins. Raises as `Watch.enter`."""
+        """Tell the watch that the next step of this rank begins. Does nothing without a watch.
+
+        Args:
+            text: the step, in words.
+            waits: True if the rank waits for other ranks in it.
+
+        Raises:
+            RuntimeError: the watch has closed the connections, since another rank failed or the timeout is over.
+        """
         if self.watch is not None:
             self.watch.enter(text, waits)
 

@@ -73,6 +73,12 @@ def flow_of(agreement: Agreement) -> Flow:
 class Plans:
     """The plans of one rank, by the names that are moved; None stands for all names.
 
+    Args:
+        agreement: of all ranks.
+        group: of the Transfer, made already.
+        buffers: allocates the buffers of all exchanges.
+        changes: as `Transfer` takes it.
+
     Attributes:
         by_names: the plans made so far.
         count: how many exchanges the plan of all names has.
@@ -94,9 +100,11 @@ class Plans:
         self.traffic: Traffic = {}
 
     def add(self, names: tuple[str, ...] | None, indices: Sequence[int], sources: Locals, shared: Shared) -> None:
-        """Plan a run that moves these names. Collective over the team: ranks agree on how many exchanges there are.
+        """Plan a run that moves these names, and keep the plan in `by_names`. The first plan is that of all names, and
+        sets `count` and `traffic`. Collective over the team: ranks agree on how many exchanges there are.
 
         Args:
+            names: None stands for all names.
             indices: of their moves.
             sources: this rank's local tensors, by index of the move.
             shared: which of its tensors share memory. A source that a run would overwrite is copied before, and leaves
@@ -135,11 +143,14 @@ class Plans:
         traffic: Traffic,
         room: int,
     ) -> None:
-        """Add the plan that begins with `first`, and goes on with the hops of a relay, if there is one.
+        """Add the plan that begins with `first`, and goes on with the hops of a relay, if there is one. Collective.
 
         Args:
             traffic: of `first`.
             room: bytes for the buffers of each hop.
+
+        Raises:
+            ValueError: on all ranks, if that is too little for some rank.
         """
         hops, count = [], first.count
         for whole_hop in self._agreement.hops:
@@ -168,21 +179,25 @@ class Plans:
         return Exchanges(schedule, count, self._group.member, wires, self._buffers), traffic
 
     def _wires(self, indices: Iterable[int]) -> list[torch.dtype | None]:
-        """Return the dtype in which each move's tensor travels; None if source and target have the same."""
+        """Return the dtype in which each move's tensor travels; None if source and target have one dtype."""
         tensors = [self._agreement.moves[index].tensor for index in indices]
         return [tensor.wire if tensor.is_cast else None for tensor in tensors]
 
     def _wires_of_hop(self, hop: Hop, indices: Sequence[int]) -> list[torch.dtype | None]:
-        """Return the same for a hop, which goes from target to target: the narrower dtype of the first hop, since a
-        float32 target that was filled with bfloat16 values holds no more than these."""
+        """Return the dtype in which each tensor travels in a hop, which goes from target to target; None if it is the
+        target's. It is the narrower dtype of the first hop, since a float32 target that was filled with bfloat16 values
+        holds no more than these."""
         tensors = [self._agreement.moves[indices[place]].tensor for place in hop.targets]
         return [tensor.wire if tensor.wire != getattr(torch, tensor.target.dtype) else None for tensor in tensors]
 
     def _rounds(self, indices: Sequence[int], contents: Contents) -> tuple[Rounds, Traffic]:
-        """Make the rounds of a checkpoint, each with exchanges of its own. Collective. Raises as `add`.
+        """Make the rounds of a checkpoint, each with exchanges of its own. Collective.
 
         Returns:
             The rounds, and what each rank sends and gets in all of them.
+
+        Raises:
+            ValueError: on all ranks, if the budget is too small for some rank.
         """
         by_round: dict[int, list[int]] = {}
         for place, index in enumerate(indices):

@@ -42,9 +42,10 @@ def leaves(tree: Any, is_leaf: Callable[[Any], bool] = lambda part: False) -> di
 
 
 def mapped(function: Callable[[str, Any], Any], tree: Any, path: str = "") -> Any:
-    """Build a tree of the same form whose leaves are `function(name, leaf)`.
+    """Build a tree of the same form and types whose leaves are `function(name, leaf)`.
 
     Args:
+        function: takes the name of a leaf, as `leaves` gives it, and the leaf.
         path: the name of the tree itself, if it is a part of a larger one.
 
     >>> mapped(lambda name, leaf: f"{name}={leaf}", ({"a": 1}, [2]))
@@ -95,7 +96,7 @@ def _below(path: str, key: object) -> str:
 
 
 def names_for(path: str, names: Any, may_skip: bool = False) -> Sequence[str]:
-    """Return the names of the target that belong to a path of the source.
+    """Return the names of the target that belong to a path of the source. Empty if `names` gives None for it, and may.
 
     Args:
         path: as `leaves` gives it.
@@ -148,7 +149,7 @@ def target_placements(
 
 def _placements_function(placements: Any) -> Callable[[str, DTensor], Any]:
     """Make one function of the three forms of `placements=`. It takes a name and a tensor, and returns what the user
-    gave for them; it raises a ValueError if a tree has nothing under the name."""
+    gave for them, unchecked; it raises a ValueError if a tree has nothing under the name."""
     if isinstance(placements, Placement) or _are_placements(placements):
         return lambda name, tensor: placements
     if callable(placements):
@@ -156,6 +157,7 @@ def _placements_function(placements: Any) -> Callable[[str, DTensor], Any]:
     tree = leaves(placements, lambda leaf: _are_placements(leaf))
 
     def from_tree(name: str, tensor: DTensor) -> Any:
+        """Return what the tree has under a name. Raises ValueError if it has nothing there."""
         if name not in tree:
             raise ValueError(f"placements: the tree has none for {name!r}")
         return tree[name]
@@ -169,7 +171,11 @@ def _are_placements(given: Any) -> bool:
 
 
 def _with_dim_from_start(name: str, tensor: DTensor, placement: Placement) -> Placement:
-    """Return the placement with a dim that isn't negative. Raises ValueError if the tensor has no such dim."""
+    """Return the placement with a dim that isn't negative. Placements other than `Shard` are returned as they are.
+
+    Raises:
+        ValueError: the tensor has no such dim.
+    """
     if type(placement) is not Shard:
         return placement
     if not -tensor.ndim <= placement.dim < tensor.ndim:

@@ -55,6 +55,7 @@ def ask_aside(ask: Callable[[], Any]) -> Future[Any]:
     answer: Future[Any] = Future()
 
     def work() -> None:
+        """Run on the thread: set the result of `ask`, or its error."""
         try:
             answer.set_result(ask())
         except Exception as error:
@@ -120,6 +121,10 @@ class Watch:
         keeper: the rank whose process has the store; None if nobody knows.
         close_connections: ends all waits in the transfer's groups with an error. Called once, by any thread.
         count_failure: called before other ranks hear of a failure of this rank.
+
+    Attributes:
+        is_cut: True once the connections are closed, or are being closed.
+        said: how the transfer failed, in words; None as long as it hasn't, or nobody has asked.
     """
 
     def __init__(
@@ -193,13 +198,19 @@ class Watch:
         self._at = Position(self._at[0].run, OVER, False, "not in a run"), time.monotonic()
 
     def settle(self, error: BaseException, is_own: bool) -> str:
-        """Tell the other ranks of an error in a run, and find out with them who is missing. Takes up to ANSWER seconds.
+        """Tell the other ranks of an error in a run, close the connections, and find out with all ranks who is missing.
+        The transfer can't run again after that.
+
+        Waits up to ANSWER seconds for the answers of ranks, and up to FIRST + STORE seconds more for a store that
+        doesn't answer.
 
         Args:
+            error: of this rank.
             is_own: True if this rank failed, False if it waited for others.
 
         Returns:
-            What to raise on all ranks, in words: the run, the step, and the missing ranks or the error.
+            What to raise on all ranks, in words: the run, the step, and the missing ranks or the error. It is also kept
+            in `said`.
         """
         position = self.position
         failure = Failure(
@@ -209,7 +220,8 @@ class Watch:
         return self.said
 
     def _learn(self, own: Failure | None) -> str:
-        """Find out how the transfer failed, in words. If the store doesn't answer, say what this rank alone knows.
+        """Find out how the transfer failed, and return it in words. Closes the connections. If the store doesn't
+        answer, say what this rank alone knows. Raises nothing of the store's.
 
         Args:
             own: the failure of this rank; None if another rank's failure closed the connections.
@@ -230,15 +242,18 @@ class Watch:
         return f"run {self.position.run}, {self.position.text}: {who}."
 
     def _find_missing(self, own: Failure | None, heard: threading.Event) -> dict[str, Any]:
-        """Agree with all ranks on which failure was the first, and on who is missing.
+        """Agree with all ranks on which failure was the first, and on who is missing. Closes the connections.
 
         Args:
-            own: as of `_learn`.
+            own: the failure of this rank; None if another rank's failure closed the connections.
             heard: set once the store has answered a request.
 
         Returns:
             Under "failure" the first one; under "missing" pairs of a rank and what it does in words, None for a rank
             that doesn't answer. `compare_set` makes the first rank to write decide for all.
+
+        Raises:
+            RuntimeError: the store is gone.
         """
         store = self._store
         if own is not None:
@@ -266,10 +281,12 @@ class Watch:
         """Find the ranks for which others wait.
 
         Args:
+            failure: the first one, or a question of this rank.
             answers: where the ranks are that answered.
 
         Returns:
-            Pairs of a rank and what it does in words; None for a rank that doesn't answer.
+            Pairs of a rank and what it does in words, None for a rank that doesn't answer; ascending. Empty if nobody
+            is missing.
         """
         absent = [[rank, None] for rank in self.ranks if rank not in answers]
         if absent and not failure.is_timeout:
@@ -289,7 +306,7 @@ class Watch:
         return sorted(absent + [[rank, f"{at.text}, for {at.seconds:.0f} s"] for rank, at in behind.items()])
 
     def _explain(self, found: dict[str, Any]) -> str:
-        """Write what `_find_missing` returned as a sentence for an error."""
+        """Write what `_find_missing` returned (`found`) as a sentence for an error."""
         failure: Failure = found["failure"]
         where = f"run {failure.run}, {failure.text}" if failure.run else "making it"
         if failure.why:
@@ -307,7 +324,8 @@ class Watch:
         return f"{where}{late}: {'; '.join(said)}."
 
     def cut(self) -> None:
-        """Close the connections of the transfer. A second call does nothing."""
+        """Close the connections of the transfer. A second call does nothing. An error in closing them is only
+        logged."""
         with self._lock:
             if self.is_cut:
                 return
@@ -317,7 +335,7 @@ class Watch:
         except Exception:
             logger.debug("closing the connections of a Transfer failed", exc_info=True)
 
-    def look_at_clock(self) -> None:
+    def check_timeout(self) -> None:
         """Close the connections if this rank waits for longer than the timeout. Called by the clock."""
         position = self.position
         limit = self.timeout if position.run else max(self.timeout, CONNECT)
@@ -348,8 +366,8 @@ class Watch:
         self._store.set(f"answer {number} {self.rank}", json.dumps(position))
 
     def _answers(self, number: int, seconds: float) -> dict[int, Position]:
-        """Wait up to `seconds` for answers to a call. Returns the positions of the ranks that answered; for a rank that
-        has closed the transfer, the position in which it did."""
+        """Wait up to `seconds` for answers to a call. Returns the positions of the ranks that answered, and for a rank
+        that has closed the transfer the position in which it did. Other ranks are left out."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self._store.check([f"answer {number} {rank}" for rank in self.ranks]):
             time.sleep(ASK)
@@ -361,7 +379,11 @@ class Watch:
         return positions
 
     def waited_for(self) -> list[int]:
-        """Ask all ranks where they are. Returns those for which this rank waits. Takes up to ANSWER seconds."""
+        """Ask all ranks where they are, and return those for which this rank waits. Takes up to twice LISTEN seconds.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
         store, position = self._store, self.position
         number = store.add("calls", 1)
         store.set(f"call {number}", "question")
@@ -370,7 +392,8 @@ class Watch:
         return [rank for rank, _ in self._missing(failure, self._answers(number, 2 * LISTEN))]
 
     def close(self) -> None:
-        """Stop watching. The other ranks find in the store how far this rank came."""
+        """Stop watching. The other ranks find in the store how far this rank came; the last one to close deletes the
+        transfer's keys. Waits for the store for at most twice LISTEN seconds, and raises nothing if it is gone."""
         _threads.discard(self)
         try:
             in_time(self._leave, 2 * LISTEN)
@@ -404,11 +427,11 @@ class _Threads:
             self.watches.add(watch)
             if not self._threads:
                 self._ended = threading.Event()
-                for name, look, seconds in (
-                    ("clock", Watch.look_at_clock, TICK),
+                for name, check, seconds in (
+                    ("clock", Watch.check_timeout, TICK),
                     ("listener", Watch.listen, LISTEN),
                 ):
-                    given = look, seconds, self._ended
+                    given = check, seconds, self._ended
                     thread = threading.Thread(
                         target=self._loop, args=given, name=f"torch_overlay {name} of transfers", daemon=True
                     )
@@ -428,8 +451,8 @@ class _Threads:
         self._threads = []
 
     def end(self) -> None:
-        """End the threads, and wait for them. Called at the end of the interpreter: a thread that woke up while it is
-        torn down would end the process."""
+        """End the threads, and wait up to LISTEN seconds for each. Called at the end of the interpreter: a thread that
+        woke up while it is torn down would end the process."""
         threads = self._threads
         with self._lock:
             self._stop()
@@ -441,14 +464,15 @@ class _Threads:
         may have held the lock when the process was forked."""
         self.__init__()  # type: ignore[misc]
 
-    def _loop(self, look: Callable[[Watch], None], seconds: float, ended: threading.Event) -> None:
-        """Call `look` for each watch every `seconds`, until `ended` is set or no watch is left. Runs on a thread."""
+    def _loop(self, check: Callable[[Watch], None], seconds: float, ended: threading.Event) -> None:
+        """Call `check` for each watch every `seconds`, until `ended` is set or no watch is left. Errors are logged.
+        Runs on a thread."""
         while not ended.wait(seconds):
             with self._lock:
                 watches = [*self.watches]
             for watch in watches:
                 try:
-                    look(watch)
+                    check(watch)
                 except Exception:
                     logger.debug("looking after a Transfer failed", exc_info=True)
             del watches  # or this thread would keep them alive until its next look
@@ -470,6 +494,7 @@ def end_threads() -> None:
 
 def under_way() -> tuple[str, ...]:
     """Describe each transfer of this process that is in a run: the run, the step, and the ranks for which it waits.
+    Empty if none is.
 
     Takes a few seconds if one has waited for longer than ASKED_AFTER, since it then asks the other ranks.
     """
@@ -484,7 +509,7 @@ def under_way() -> tuple[str, ...]:
 
 
 def _in_words(ranks: Sequence[int], position: Position, asked: Future[list[int]] | None) -> str:
-    """Describe a transfer that is in a run.
+    """Describe a transfer that is in a run. Waits up to ANSWER seconds for `asked`.
 
     Args:
         asked: the ranks for which it waits, once they are known; None if nobody asked.

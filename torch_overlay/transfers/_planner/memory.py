@@ -42,9 +42,10 @@ class Memory(NamedTuple):
     def shares_bytes(self, other: Memory) -> bool:
         """True if some byte belongs to both views, neither of which is empty.
 
-        Exact, except that views for which the search takes too long count as sharing. A shared byte is a solution of
-        address + sum(stride * coordinate) + byte of the element, equal for both views. With the coordinates of `other`
-        counted from its end, all terms are positive, and the question is whether they can add up to one number.
+        Exact, except that views for which the search takes too long (TRIED) count as sharing. A shared byte is a
+        solution of address + sum(stride * coordinate) + byte of the element, equal for both views. With the coordinates
+        of `other` counted from its end, all terms are positive, and the question is whether they can add up to one
+        number.
 
         >>> rows = Memory(0, (4, 2), (8, 1), 1)  # the first two columns of a matrix with eight
         >>> rows.shares_bytes(Memory(2, (4, 6), (8, 1), 1)), rows.shares_bytes(Memory(1, (4, 6), (8, 1), 1))
@@ -62,7 +63,8 @@ class Memory(NamedTuple):
 
 
 def _is_sum(terms: Sequence[tuple[int, int]], total: int) -> bool:
-    """True if sum(stride * factor) can be `total`, for factors from 0 to the one given with each stride.
+    """True if sum(stride * factor) can be `total`, for factors from 0 to the one given with each stride. Also True if
+    that isn't known after TRIED tries.
 
     Args:
         terms: pairs of a stride and its largest factor, by descending stride.
@@ -106,12 +108,13 @@ class Part(NamedTuple):
     memory: Memory
 
     def lies_alike(self, other: Part) -> bool:
-        """True if both are parts of one tensor that lies in one place: each element that both have is at the same
-        address, and no byte belongs to two elements.
+        """True if it is certain that both are parts of one tensor that lies in one place: each element that both have
+        is at the same address, and no byte belongs to two elements.
 
         Then a run may write the elements that `self` lacks without a copy of those that it has. It is true if one
         linear function gives the address of each element from its position in the whole tensor, for both parts, and
-        gives different addresses for any two positions in the smallest box around both.
+        gives different addresses for any two positions in the smallest box around both. False also where that can't be
+        told, as of two single elements.
         """
         if (self.name, self.dtype) != (other.name, other.dtype):
             return False

@@ -1,4 +1,5 @@
-"""`Pieced` and `PieceMove`: one tensor of which ranks hold any boxes, and no mesh says which. Start at `Pieced.of`.
+"""`Pieced` and `PieceMove`: one tensor of which ranks hold any boxes, and no mesh says which. Start at
+`Pieced.routes_of`.
 
 The source's boxes are cut into cells that don't overlap, each with the ranks that hold it. All that is wanted of a cell
 is laid out on a line, part by part, and the holders share the line evenly. A rank isn't sent what it holds itself. A
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from .relay import WithinHosts
-    from .routes import Weights
+    from .routes import SendShares
     from .sides import Side
 
 Slot = tuple[int, int]  # a piece: its rank, and its number among the pieces of that rank
@@ -155,10 +156,12 @@ class Listed:
         return enumerate(self._held.get(rank, ()))
 
     def _disjoint(self) -> list[Cell]:
-        """The cells of this side: boxes that don't overlap, and together cover all that is listed. Computed once.
+        """Return the cells of this side: boxes that don't overlap, and together cover all that is listed. Computed
+        once.
 
         Equal boxes are one cell, and all their ranks hold it. Where two different boxes overlap, the overlap goes to
-        the one that was listed first, and the other is cut around it."""
+        the one that was listed first, and the other is cut around it.
+        """
         if self._cells is None:
             holders: dict[Box, dict[int, Slot]] = {}
             for slot, box in self._slots:
@@ -188,10 +191,11 @@ class Listed:
             if any(rank == holder for holder, _ in cell.holders):
                 yield cell
 
-    def crowd(self) -> tuple[int, int]:
+    def most_replicated(self) -> tuple[int, int]:
         """Return how many ranks hold the cell that most ranks hold, and the elements of it.
 
-        The number is 1 if no two boxes have an element in common, and at least 2 else.
+        The number is 1 if no two boxes have an element in common, and at least 2 else. The elements are those of the
+        largest such cell.
         """
         cells = self._disjoint()
         several = [cell for cell in cells if len(cell.holders) > 1]
@@ -225,8 +229,9 @@ class OnMesh:
         coordinate = self._side.ranks.coordinate(rank)
         return () if coordinate is None else ((0, self._side.box(coordinate)),)
 
-    def crowd(self) -> tuple[int, int]:
-        """Return how many ranks hold each cell, and the elements of the first one. See `Listed.crowd`."""
+    def most_replicated(self) -> tuple[int, int]:
+        """Return how many ranks hold each cell, and the elements of the first one. Like `Listed.most_replicated`: on a
+        mesh all cells have as many replicas."""
         return self._side.replicas, self._side.box(next(iter(self._side.cells()))).elements
 
     def _cell(self, cell: tuple[int, ...]) -> Cell:
@@ -270,7 +275,7 @@ class Pieced:
         self.source, self.target, self._gone = source, target, gone
         self._whole = Box((0,) * len(shape), shape)
         self._lines: dict[Cell, tuple[tuple[Slot, ...], list[Want], int]] = {}
-        self._routes: dict[int, dict[tuple[int, int], Routes]] = {}  # by rank, as `of` returns them
+        self._routes: dict[int, dict[tuple[int, int], Routes]] = {}  # by rank, as `routes_of` returns them
 
     def missing(self) -> Box | None:
         """Return the largest box of the tensor of which only ranks that are gone, or none, have something; None if the
@@ -301,7 +306,7 @@ class Pieced:
                     for _, source_number in cell.holders:
                         yield source_number, number
 
-    def of(self, rank: int) -> dict[tuple[int, int], Routes]:
+    def routes_of(self, rank: int) -> dict[tuple[int, int], Routes]:
         """Return what a rank sends, receives and keeps, by the numbers of the pieces of the source and the target.
 
         The pieces of a message are numbered as the sender numbers its source and the receiver its target. Computed in
@@ -312,10 +317,11 @@ class Pieced:
         return self._routes[rank]
 
     def _find(self, rank: int) -> dict[tuple[int, int], Routes]:
-        """Compute what `of` returns."""
+        """Compute what `routes_of` returns for a rank."""
         by_numbers: dict[tuple[int, int], Routes] = {}
 
         def at(source: int, target: int) -> Routes:
+            """Return the routes of a pair of piece numbers, to add to."""
             return by_numbers.setdefault((source, target), Routes([], [], []))
 
         # For each piece that this rank wants, the cells with several holders that meet it. A dict is an ordered set.
@@ -421,16 +427,17 @@ class PieceMove(NamedTuple):
         return self.pieces.target.memory(rank, self.numbers[1])
 
     def lost(self, gone: frozenset[int]) -> bool:
-        """True if some element of the tensor is held by nobody but ranks that are gone.
+        """True if some element of the tensor is held by nobody but ranks that are gone. False for a hop within hosts.
 
         Args:
-            gone: those with which `pieces` was made.
+            gone: not used; `pieces` was made with the same ranks.
         """
         return isinstance(self.pieces, Pieced) and self.pieces.missing() is not None
 
-    def routes(self, rank: int, weights: Weights) -> Routes:
-        """Return what a rank sends, receives and keeps. The weights of meshes have no meaning for pieces."""
-        return self.pieces.of(rank).get(self.numbers, Routes([], [], []))
+    def routes(self, rank: int, send_shares: SendShares) -> Routes:
+        """Return what a rank sends, receives and keeps; empty lists if nothing. `send_shares` is for meshes, and isn't
+        used."""
+        return self.pieces.routes_of(rank).get(self.numbers, Routes([], [], []))
 
 
 class PlannedMove:
@@ -463,8 +470,8 @@ class PlannedMove:
         """Return False: the planner has told all ranks of lost elements before."""
         return False
 
-    def routes(self, rank: int, weights: Weights) -> Routes:
-        """Return what this rank sends, receives and keeps. `rank` is this one."""
+    def routes(self, rank: int, send_shares: SendShares) -> Routes:
+        """Return what this rank sends, receives and keeps. `rank` is this one; `send_shares` isn't used."""
         return self._routes
 
 

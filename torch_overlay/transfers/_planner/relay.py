@@ -145,7 +145,7 @@ def stripe_count(size: int, rank_count: int) -> int:
 
 
 def among(end: Listed | OnMesh, ranks: frozenset[int]) -> End:
-    """Return the end with these ranks alone."""
+    """Return the end with these ranks alone. Cells are cut anew for them."""
     # Where listed boxes overlap, the overlap belongs to one of them. That must be one of these ranks, so cells are cut
     # anew.
     return end.among(ranks) if isinstance(end, Listed) else Among(end, ranks)
@@ -232,9 +232,10 @@ class WithinHosts:
     def __init__(self, by_rank: Mapping[int, Pieced], source: End, target: End) -> None:
         self._by_rank, self.source, self.target = by_rank, source, target
 
-    def of(self, rank: int) -> dict[tuple[int, int], Routes]:
-        """Return what a rank sends, receives and keeps, by the numbers of its pieces. See `Pieced.of`."""
-        return self._by_rank[rank].of(rank) if rank in self._by_rank else {}
+    def routes_of(self, rank: int) -> dict[tuple[int, int], Routes]:
+        """Return what a rank sends, receives and keeps, by the numbers of the pieces of the source and the target;
+        empty for a rank of no host. See `Pieced.routes_of`."""
+        return self._by_rank[rank].routes_of(rank) if rank in self._by_rank else {}
 
 
 class Relay(NamedTuple):
@@ -296,14 +297,15 @@ class Turns:
         self._loads: dict[int, list[int]] = {}  # for each count of ranks that want a tensor, the bytes that each got
 
     def next(self, end: Listed | OnMesh, itemsize: int) -> int | None:
-        """Return the turn of the next tensor: the place, among the ranks that want it, of the one with the least so
-        far. None if no two ranks want an element of it, so that it needs no relay.
+        """Return the turn of the next tensor, and count the bytes that it gives to ranks: the place, among the ranks
+        that want it, of the one with the least so far. None if no two ranks want an element of it, so that it needs no
+        relay.
 
         Args:
             end: which rank wants which boxes of the tensor.
             itemsize: the bytes of an element.
         """
-        rank_count, elements = end.crowd()
+        rank_count, elements = end.most_replicated()
         if rank_count == 1:
             return None
         count = stripe_count(elements * itemsize, rank_count)

@@ -64,6 +64,7 @@ class Line(NamedTuple):
         """Return the line of a cell of the source.
 
         Args:
+            cell: as `Side.cells` returns it.
             weights: for each replica, in proportion to what it is to send; None, or all 0, for equal shares.
         """
         source, target = move.source, move.target
@@ -181,10 +182,10 @@ def grain_of(part: Box) -> int:
 
 # --- How much each replica sends, over all tensors, so that the busiest rank sends as little as can be ---
 # Tensors that are sharded by the same axes of one mesh have the same replicas. They are a class, and what a cell of a
-# class has to send can be shared among its replicas in any proportion. `balance` finds the proportions: for one cell
-# after the other, it gives more to those replicas that send least so far, until they are level. That is descent on the
-# sum of squares, one block of variables at a time. The loads with the least sum of squares also have the least maximum,
-# since the possible loads are the base of a polymatroid. A few rounds are enough.
+# class has to send can be shared among its replicas in any proportion. `shares_of_replicas` finds the proportions:
+# for one cell after the other, it gives more to those replicas that send least so far, until they are level. That is
+# descent on the sum of squares, one block of variables at a time. The loads with the least sum of squares also have
+# the least maximum, since the possible loads are the base of a polymatroid. A few rounds are enough.
 #
 # Where no rank has anything in place and all shards are equally large, equal shares are best, and nothing has to be
 # computed. That is so for most transfers from one set of ranks to another. Else the time grows with the ranks of the
@@ -195,8 +196,8 @@ ROUNDS = 16
 ENOUGH = 200  # stop when a round takes less than 1/200 from the busiest rank
 
 
-class Class(NamedTuple):
-    """Tensors that have the same replicas: equal ranks, and the same axes that shard them.
+class ReplicaClass(NamedTuple):
+    """Tensors that have the same replicas: their ranks are equal, and so are the axes that shard them.
 
     Attributes:
         cut: the axes that shard them.
@@ -206,15 +207,15 @@ class Class(NamedTuple):
     cut: frozenset[int]
 
     @staticmethod
-    def of(source: Side) -> Class:
+    def of(source: Side) -> ReplicaClass:
         """Return the class of a tensor with this source: its ranks, and the axes that shard it."""
-        return Class(source.ranks, source.regions.sharded)
+        return ReplicaClass(source.ranks, source.regions.sharded)
 
 
-Weights = Mapping[tuple[Class, "Coordinate"], Sequence[int]]
+SendShares = Mapping[tuple[ReplicaClass, "Coordinate"], Sequence[int]]
 
 
-def balance(moves: Iterable[Move], gone: frozenset[int] = frozenset()) -> Weights:
+def shares_of_replicas(moves: Iterable[Move], gone: frozenset[int] = frozenset()) -> SendShares:
     """Compute how many bytes each replica is to send, over all tensors.
 
     Args:
@@ -222,15 +223,16 @@ def balance(moves: Iterable[Move], gone: frozenset[int] = frozenset()) -> Weight
         gone: ranks that send nothing.
 
     Returns:
-        For each class and cell, the bytes of its replicas in their order. What isn't there is shared evenly.
+        For each class and cell, the bytes of its replicas in their order. What isn't there is shared evenly; so empty
+        if equal shares are best.
     """
     counted = Counter(moves)
     if not gone and (_is_even(counted) or all(move.source.replicas == 1 for move in counted)):
         return {}
     loads: dict[int, int] = {}
-    flexible: dict[tuple[Class, Coordinate], _CellShare] = {}
+    flexible: dict[tuple[ReplicaClass, Coordinate], _CellShare] = {}
     for move, times in counted.items():
-        kind = Class.of(move.source)
+        kind = ReplicaClass.of(move.source)
         for cell in move.source.cells():
             wanted = times * move.itemsize * Line.of(move, cell).total
             share = flexible.get((kind, cell))
@@ -245,9 +247,11 @@ def balance(moves: Iterable[Move], gone: frozenset[int] = frozenset()) -> Weight
     _level(loads, list(flexible.values()))
     if not gone:
         return {key: tuple(share.loads) for key, share in flexible.items()}
-    # Weights have a place for each replica, also for those that are gone, which send 0 bytes.
+    # The shares have a place for each replica, also for those that are gone, which send 0 bytes.
     holders = {
-        (Class.of(move.source), cell): move.source.holders(cell) for move in counted for cell in move.source.cells()
+        (ReplicaClass.of(move.source), cell): move.source.holders(cell)
+        for move in counted
+        for cell in move.source.cells()
     }
     by_rank = {key: dict(zip(share.ranks, share.loads)) for key, share in flexible.items()}
     return {key: tuple([loads.get(rank, 0) for rank in holders[key]]) for key, loads in by_rank.items()}
@@ -405,14 +409,14 @@ class Move(NamedTuple):
         """True if all holders of some element are among the ranks that are gone."""
         return self.source.lost(gone)
 
-    def routes(self, rank: int, weights: Weights) -> Routes:
+    def routes(self, rank: int, send_shares: SendShares) -> Routes:
         """Compute what a rank sends, receives and keeps.
 
         Args:
-            weights: how replicas share what they send, as `balance` gives it; the same on every rank.
+            send_shares: how replicas share what they send, as `shares_of_replicas` returns it; the same on every rank.
         """
         kept = self.kept(rank)
-        return Routes(sends(self, rank, weights), receives(self, rank, weights), [] if kept is None else [kept])
+        return Routes(sends(self, rank, send_shares), receives(self, rank, send_shares), [] if kept is None else [kept])
 
 
 def _box_of(side: Side, rank: int) -> Box | None:
@@ -421,8 +425,12 @@ def _box_of(side: Side, rank: int) -> Box | None:
     return None if coordinate is None else side.box(coordinate)
 
 
-def receives(move: Move, rank: int, weights: Weights) -> list[Share]:
-    """Compute what a rank receives, ordered by box. Nothing for a rank outside of the target."""
+def receives(move: Move, rank: int, send_shares: SendShares) -> list[Share]:
+    """Compute what a rank receives, ordered by box. Empty for a rank outside of the target.
+
+    Args:
+        send_shares: as of `Move.routes`.
+    """
     source, target = move.source, move.target
     target_coordinate = target.ranks.coordinate(rank)
     if target_coordinate is None:
@@ -436,23 +444,26 @@ def receives(move: Move, rank: int, weights: Weights) -> list[Share]:
         if has_no_replicas:  # the one holder sends all, and no line is needed
             shares.append(Share(source.ranks.at(cell), part, 0, part.elements))
             continue
-        line = _line(move, cell, weights)
+        line = _line(move, cell, send_shares)
         for replica, first, last in line.senders(line.begin(copy, part), part):
             shares.append(Share(source.holder(cell, replica), part, first, last))
     return shares
 
 
-def sends(move: Move, rank: int, weights: Weights) -> list[Share]:
-    """Compute what a rank sends. Nothing for a rank outside of the source.
+def sends(move: Move, rank: int, send_shares: SendShares) -> list[Share]:
+    """Compute what a rank sends. Empty for a rank outside of the source.
 
-    It looks only at the copies that have some of its own interval of the line, not at all replicas of the target.
+    It only visits the copies that have some of the rank's own interval of the line, not all replicas of the target.
+
+    Args:
+        send_shares: as of `Move.routes`.
     """
     source, target = move.source, move.target
     coordinate = source.ranks.coordinate(rank)
     if coordinate is None:
         return []
     cell = source.cell(coordinate)
-    line, replica = _line(move, cell, weights), source.replica(coordinate)
+    line, replica = _line(move, cell, send_shares), source.replica(coordinate)
     low, high = line.end(replica - 1), line.end(replica)
     if low == high:
         return []
@@ -469,9 +480,9 @@ def sends(move: Move, rank: int, weights: Weights) -> list[Share]:
     return shares
 
 
-def _line(move: Move, cell: Coordinate, weights: Weights) -> Line:
-    """Return the line of a cell, shared by the weights of its class, if it has some."""
-    return Line.of(move, cell, weights.get((Class.of(move.source), cell)) if weights else None)
+def _line(move: Move, cell: Coordinate, send_shares: SendShares) -> Line:
+    """Return the line of a cell, shared by the bytes that its class gives each replica; evenly, if it gives none."""
+    return Line.of(move, cell, send_shares.get((ReplicaClass.of(move.source), cell)) if send_shares else None)
 
 
 def _holds(move: Move, rank: int, cell: Coordinate) -> bool:

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...distributed.tensor._planner.regions import Box
-from .routes import Move, balance
+from .routes import Move, shares_of_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -242,10 +242,11 @@ class Schedule(NamedTuple):
         """Compute the schedule of a rank.
 
         Args:
-            moves: all moves of the transfer, the same on every rank.
+            moves: all moves of the transfer, in one order on every rank. A move that planners planned may be left out
+                on ranks without a part in it.
             gone: ranks that send nothing.
         """
-        weights = balance([move for move in moves if isinstance(move, Move)], gone)
+        send_shares = shares_of_replicas([move for move in moves if isinstance(move, Move)], gone)
         # The 32 equal layers of a model are planned once.
         alike: dict[AnyMove, list[int]] = {}
         for number, move in enumerate(moves):
@@ -257,7 +258,7 @@ class Schedule(NamedTuple):
             held, wanted = move.held(rank), move.wanted(rank)
             if held is None and wanted is None:
                 continue
-            sends, receives, boxes = move.routes(rank, weights)
+            sends, receives, boxes = move.routes(rank, send_shares)
             for by_peer, shares, local in ((out, sends, held), (into, receives, wanted)):
                 for peer, box, first, last in shares:
                     item = Item(tuple(numbers), move.itemsize, box.inside(local), first, last)  # type: ignore[arg-type]
@@ -333,7 +334,11 @@ class Schedule(NamedTuple):
         return _messages(self.sends, number, count, large)
 
     def landed(self, number: int, count: int, large: Large | None = None) -> Messages:
-        """Return what this rank receives in exchange `number` of `count`. See `packed`."""
+        """Return what this rank receives in exchange `number` of `count`.
+
+        Args:
+            large: which pieces travel by themselves, the same on all ranks; None if none does.
+        """
         return _messages(self.receives, number, count, large)
 
 
@@ -427,7 +432,8 @@ def _cut_small(item: Item, most: int) -> Iterator[Item]:
 
 
 def blocks(box: Box, first: int, last: int) -> list[Box]:
-    """Cover the elements from `first` to `last - 1` of a box, counted row-major, with boxes in that order.
+    """Cover the elements from `first` to `last - 1` of a box, counted row-major, with boxes in that order. Empty if
+    there are none.
 
     >>> blocks(Box((0, 0), (4, 3)), 2, 9)  # the end of the first row, then two rows
     [Box(start=(0, 2), length=(1, 1)), Box(start=(1, 0), length=(2, 3))]

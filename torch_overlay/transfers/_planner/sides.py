@@ -52,11 +52,14 @@ class Ranks:
         Args:
             ranks: row-major.
             sizes: for each axis.
+
+        Raises:
+            ValueError: there are more or fewer ranks than coordinates, or a rank stands twice.
         """
         return Ranks(ranks, map(range, sizes))
 
     def at(self, coordinate: Sequence[int]) -> int:
-        """Return the rank at a coordinate."""
+        """Return the rank at a coordinate, which is one of `ranges`."""
         place = 0
         for at, stride, coordinates in zip(coordinate, self._strides, self.ranges):
             place += (at - coordinates.start) * stride
@@ -113,7 +116,8 @@ class Side(NamedTuple):
         return tuple([at if axis in cut else ranges[axis].start for axis, at in enumerate(coordinate)])
 
     def cells(self) -> Iterator[Coordinate]:
-        """Return the coordinates of all cells, also those of empty boxes, as the last ranks of a short dim have."""
+        """Return an iterator over the coordinates of all cells, row-major, also those of empty boxes, as the last ranks
+        of a short dim have."""
         cut = self.regions.sharded
         # On an axis of replicas only the first coordinate: at the others are the same boxes.
         ranges = [r if axis in cut else r[:1] for axis, r in enumerate(self.ranks.ranges)]
