@@ -312,7 +312,7 @@ def test_a_round_reloads_what_comes_whole_and_leaves_no_reload_open(fails):
                 engine.finish_weight_update()
             assert reloads == ([] if fails == "run" else ["begun", "done"] * 2)
             assert model.loads == ([] if fails == "run" else ["scaled"] * 2)
-            assert [*engine._reloaded().modules()] == [model.scaled]
+            assert [*engine._modules_to_reload().modules()] == [model.scaled]
             if fails is None:
                 assert done == ["plan", "run", "run"]
                 assert (model.cut.weight == 1).all() and (model.scaled.weight == 4).all()

@@ -26,13 +26,14 @@ OLDEST = "0.24"
 
 
 def register() -> None:
-    """Register the engine with those factories that this vLLM has. A second call does nothing.
+    """Register the engine with those factories that this vLLM has; log which one lacks. A second call registers
+    nothing.
 
     Never raises: vLLM calls plugins without a guard, also in processes of people who never ask for this engine. Up to
     0.24 vLLM has no factory for trainers, and an ImportError here ended each of its processes. The engine itself is
     imported when somebody asks for it by name; if this vLLM is too old, that error says which one is needed.
     """
-    factories = _imported("vllm.distributed.weight_transfer.factory")[0]
+    factories = _try_import("vllm.distributed.weight_transfer.factory")[0]
     for factory, side, name in (
         ("WeightTransferEngineFactory", "worker", "WorkerEngine"),
         ("WeightTransferTrainerFactory", "trainer", "TrainerEngine"),
@@ -42,22 +43,26 @@ def register() -> None:
             if BACKEND not in registry._registry:
                 registry.register_engine(BACKEND, f"{__name__}.{side}", name)
         elif side == "worker":
-            logger.info("the engine %r is not registered: %s", BACKEND, _need())
+            logger.info("the engine %r is not registered: %s", BACKEND, _needed_vllm())
         elif factories is not None:
             logger.info("this vLLM has no factory for trainers: call %s.trainer.TrainerEngine.trainer_init", __name__)
 
 
 def require_worker() -> None:
-    """Raise ImportError if the installed vLLM is too old for a worker's engine; the message says which is needed."""
-    base, error = _imported(_BASE)
+    """Check that the installed vLLM is new enough for a worker's engine.
+
+    Raises:
+        ImportError: it is too old, or isn't installed. Says which one is needed.
+    """
+    base, error = _try_import(_BASE)
     engine = getattr(base, "WeightTransferEngine", None)
     if engine is None or "model" not in inspect.signature(engine.__init__).parameters:
-        raise ImportError(f"The engine {BACKEND!r} can't be used here: {_need()}.") from error
+        raise ImportError(f"The engine {BACKEND!r} can't be used here: {_needed_vllm()}.") from error
 
 
 def base_class(name: str) -> type:
-    """A base class of vLLM's; `object` if vLLM isn't installed, or is too old to have it."""
-    found: type = getattr(_imported(_BASE)[0], name, object)
+    """Return a base class of vLLM's; `object` if vLLM isn't installed, or is too old to have it."""
+    found: type = getattr(_try_import(_BASE)[0], name, object)
     return found
 
 
@@ -83,8 +88,8 @@ def name_worker(error: Exception | None, trainers: int) -> None:
             error.args = (f"{error} {more}",)
 
 
-def _need() -> str:
-    """Which vLLM a worker needs, and which is installed, as a part of a sentence."""
+def _needed_vllm() -> str:
+    """Return which vLLM a worker needs, and which is installed, as a part of a sentence."""
     need = f"a worker needs vLLM {OLDEST} or newer"
     try:
         return f"{need}, and {importlib.metadata.version('vllm')} is installed"
@@ -92,8 +97,8 @@ def _need() -> str:
         return f"{need}, and none is installed"
 
 
-def _imported(name: str) -> tuple[object, ImportError | None]:
-    """(a module of vLLM's, None), or (None, the error) if this vLLM doesn't have it."""
+def _try_import(name: str) -> tuple[object, ImportError | None]:
+    """Import a module of vLLM's. Returns it and None; or None and the error, if this vLLM doesn't have it."""
     try:
         return importlib.import_module(name), None
     except ImportError as error:

@@ -34,8 +34,10 @@ class LiveExperts:
     """
 
     def __init__(self, model: torch.nn.Module, states: Sequence[Any]) -> None:
-        """
+        """Read vLLM's state of the experts.
+
         Args:
+            model: the model of this worker.
             states: what `states_of` found.
 
         Raises:
@@ -65,7 +67,7 @@ class LiveExperts:
         return found
 
     def under_way(self) -> str | None:
-        """Why weights can't be written now, in words; None if they can.
+        """Say why weights can't be written now, in words; None if they can.
 
         An asynchronous rebalance copies a layer's experts to a buffer, and writes them to their new slots in a later
         step of the server. Weights that come in between would be overwritten with old ones.
@@ -80,7 +82,8 @@ class LiveExperts:
 
     @contextlib.contextmanager
     def loading(self, is_anywhere: bool = True) -> Iterator[None]:
-        """While in it, the model's loader puts each logical expert into all slots of this worker that have it.
+        """While in this context, the model's loader puts each logical expert into all slots of this worker that have
+        it. Replaces the attribute `weight_loader` of the experts' parameters, and puts it back.
 
         Args:
             is_anywhere: if False, as if no slot had any expert.
@@ -97,10 +100,13 @@ class LiveExperts:
             yield
 
     def check_loader(self, ask: Callable[[], Landings]) -> None:
-        """Raise ValueError if the model's loader writes experts in another way than `loading` changes.
+        """Check that the model's loader writes experts only in the way that `loading` changes.
 
         Args:
             ask: asks the loader, as it is without `loading`, for all tensors.
+
+        Raises:
+            ValueError: the loader writes an expert without asking for its number. Names some of the parameters.
         """
         with self.loading(is_anywhere=False):
             found = ask()
@@ -113,9 +119,12 @@ class LiveExperts:
             )
 
     def check_landings(self, found: Landings) -> None:
-        """Raise ValueError if an expert comes whole, or if some slot of a parameter gets less than another.
+        """Check that each expert is written directly, and all of it: a slot that gets less than another one would keep
+        old weights, perhaps those of an expert that has left it.
 
-        A slot that gets less would keep old weights, perhaps those of an expert that has left it.
+        Raises:
+            ValueError: an expert comes whole, a tensor goes to several slots at once, or some slot of a parameter gets
+                less than another.
         """
         whole = [name for name, param in self.parameters.items() if storage_of(param) in found.whole_storages]
         if whole:
@@ -144,7 +153,14 @@ class LiveExperts:
                 )
 
     def _check_map(self, rows: list[list[int]]) -> None:
-        """Raise ValueError if the map isn't what we take it for: that by which tokens are routed to slots."""
+        """Check that the map from slots to experts is what we take it for: that by which tokens are routed to slots.
+
+        Args:
+            rows: the map, a row for each layer.
+
+        Raises:
+            ValueError: it isn't; says what differs.
+        """
         eplb: Any = importlib.import_module(_STATE).EplbState
         first = [*eplb.build_initial_global_physical_to_logical_map(self._logical, len(rows[0]) - self._logical)]
         if first[: self._logical] != [*range(self._logical)]:
@@ -166,7 +182,8 @@ _NEEDS = (
 
 
 def states_of(model: torch.nn.Module) -> list[Any]:
-    """vLLM's states of the experts of a model: one, if it has experts that move.
+    """Return vLLM's states of the experts of a model: one, if it has experts that move; none if this vLLM has no such
+    states.
 
     An engine isn't told of it: its owner is the model runner. So it is looked for among all objects, which works until
     vLLM freezes them (`gc.freeze`) at the end of the server's start.
@@ -197,7 +214,15 @@ def _parameters_of(layer: Any, moved: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def _local_slots(module: Any, physical: int) -> list[int]:
-    """The numbers of this worker's slots among all. When vLLM moves experts, it takes these to be consecutive."""
+    """Return the numbers of this worker's slots among all.
+
+    Args:
+        module: a layer's experts, vLLM's `routed_experts`.
+        physical: how many slots all workers have.
+
+    Raises:
+        ValueError: they aren't consecutive, as vLLM takes them to be when it moves experts.
+    """
     manager, many = module.expert_map_manager, int(module.local_num_experts)
     rows = [*range(physical)] if manager.expert_map is None else manager.expert_map.tolist()
     slots = [slot for slot, row in enumerate(rows) if row >= 0]
@@ -213,7 +238,7 @@ def _local_slots(module: Any, physical: int) -> list[int]:
 
 
 def _views(found: Landings) -> list[torch.Tensor]:
-    """The memory of the model that is written directly."""
+    """Return the memory of the model that is written directly, as views."""
     pieces = [piece._local_tensor for pieces in found.direct.values() for piece in pieces]
     return pieces + [fill.view for fill in found.fills]
 
@@ -221,11 +246,17 @@ def _views(found: Landings) -> list[torch.Tensor]:
 def _by_map(
     loader: Callable[..., Any], places: Mapping[int, Sequence[int]], logical: int, physical: int
 ) -> Callable[..., Any]:
-    """A loader of a parameter that puts a logical expert into all slots which have it.
+    """Return a loader of a parameter that puts a logical expert into all slots which have it.
 
     vLLM's own loader puts it into the slot whose number it gets. `load_weights` calls it for each slot that an expert
     had at first, so with the number of the expert, and with the numbers of its copies' slots. The calls for copies do
     nothing here, since the first one fills all slots.
+
+    Args:
+        loader: vLLM's own.
+        places: for each logical expert the slots of this worker that have it.
+        logical: how many experts there are.
+        physical: how many slots all workers have.
     """
 
     @functools.wraps(loader, assigned=())

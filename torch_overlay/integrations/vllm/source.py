@@ -50,10 +50,11 @@ class DTensorSource:
         return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors().items()]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors as they are now, under their names in a checkpoint.
+        """Return the tensors as they are now, detached, under their names in a checkpoint.
 
         Raises:
             ValueError: two tensors get one name.
+            TypeError: `names` gives something else than a name, a tuple of names or None.
         """
         if isinstance(self._weights, torch.nn.Module):
             weights: Mapping[str, torch.Tensor] = dict(self._weights.named_parameters())
@@ -68,15 +69,16 @@ class DTensorSource:
         return found
 
     def implements_iter_full(self) -> bool:
-        """True: vLLM's own engines can use this source, too, and then gather each tensor."""
+        """Return True: vLLM's own engines can use this source, too, and then gather each tensor."""
         return True
 
     def implements_iter_local(self) -> bool:
-        """False: vLLM's `iter_local` can't describe strided shards. Our engine calls `tensors` instead."""
+        """Return False: vLLM's `iter_local` can't describe strided shards. Our engine calls `tensors` instead."""
         return False
 
     def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Pairs of a name and the gathered tensor, for vLLM's own engines. Collective, as `full_tensor` is."""
+        """Yield pairs of a name and the gathered tensor, for vLLM's own engines. Collective, as `full_tensor` is.
+        Raises as `tensors`."""
         for name, tensor in self.tensors().items():
             full: Any = getattr(tensor, "full_tensor", None)
             yield name, tensor if full is None else full()

@@ -36,6 +36,9 @@ class TrainerInfo(base_class("TrainerInitInfo")):  # type: ignore[misc]
         changes: send only elements whose bits changed since the last round, as a `Transfer` does.
         relay: send each element from the trainers once, and let workers pass it on to one another, as a `Transfer`
             does. Each rank gives its machine's name as `host`.
+
+    Raises:
+        ValueError: the rank isn't from 0 to `trainers - 1`, or there is no worker.
     """
 
     backend: ClassVar[str] = BACKEND
@@ -66,7 +69,12 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
     """Sends the trainer's weights in each round: each element once to each worker that lacks it.
 
     vLLM 0.27 and newer makes one by its `WeightTransferTrainerFactory`. With an older vLLM, or without, call
-    `trainer_init`.
+    `trainer_init`. The constructor alone meets nobody.
+
+    Args:
+        client, source: as of `trainer_init`.
+        is_sender: True on the rank that calls the servers.
+        rank: this rank among the trainers.
     """
 
     init_info_cls = TrainerInfo
@@ -82,16 +90,18 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
     @classmethod
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> TrainerEngine:
-        """Meet the workers, and plan the transfer. Every rank of the trainer calls it.
+        """Meet the workers, and plan the transfer. Every rank of the trainer calls it. On the sender, a thread calls
+        the servers meanwhile.
 
         Args:
+            init_info: of this rank.
             client: has the methods `init_weight_transfer_engine`, `start_weight_update`, `update_weights` and
                 `finish_weight_update`, as vLLM's clients since 0.27. Only the sender, rank 0, calls them. For a server
                 of vLLM 0.24 to 0.26, its `start_weight_update` passes ``is_checkpoint_format=False``.
             source: a `DTensorSource`, or a `WeightSource` of vLLM 0.33 that has `iter_local`.
 
         Raises:
-            ValueError: there is no source, or it has whole tensors only.
+            ValueError: there is no source, or it has whole tensors only; or the weights don't fit the servers' models.
             RuntimeError: a rank didn't come within the timeout; names it. Or the workers raised; the message is theirs.
         """
         if not hasattr(source, "tensors") and not (
@@ -112,6 +122,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         said |= {"timeout": init_info.timeout, **options, "params": params}
 
         def join() -> None:
+            """Meet the other ranks, and plan."""
             size = init_info.trainers + init_info.workers
             engine._place = torch_overlay.meet(
                 init_info.address, rank=init_info.rank, world_size=size, timeout=init_info.timeout
@@ -141,9 +152,9 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
                 lost theirs, without this engine. The same on all ranks of the trainer.
 
         Raises:
-            ValueError: the source of another trainer's rank failed; names the rank and its error. Raised on all
-                trainers and workers before anything is sent; the rank that failed raises its own error. The next round
-                can go on as usual.
+            ValueError: the source of another trainer's rank failed, or the round was refused by a worker; names the
+                rank and its error. Raised on all trainers and workers before anything is sent; the rank that failed
+                raises its own error. The next round can go on as usual.
             RuntimeError: a rank didn't come within the timeout, or the engine was shut down. Or the servers failed to
                 start the round, to load the weights, or to finish: raised on all trainers, on the sender as the
                 client's error.
@@ -171,7 +182,14 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         )
 
     def _send(self, check: bool) -> None:
-        """Run the transfer with the present weights. If they can't be had, tell all ranks why in its place."""
+        """Run the transfer with the present weights. If they can't be had, tell all ranks why in place of a run. If the
+        landings of some worker have changed, plan anew before. Collective over all trainers and workers.
+
+        Raises:
+            Exception: the source's own error, if it failed here. It is kept in `_own_error`.
+            ValueError: on all ranks, before anything is sent, if some rank can't run. See `Transfer.run`.
+            RuntimeError: the transfer failed. See `Transfer.run`.
+        """
         transfer: Any = self._transfer
         try:
             # Anew in each round: FSDP may have replaced the local tensors since, and a source may be a function.
@@ -199,7 +217,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
     @staticmethod
     def _error_of(call: Callable[[], object]) -> Exception | None:
-        """Call a function. Returns its exception, or None; interrupts pass."""
+        """Call a function. Returns its exception, or None; interrupts pass. What it returns is dropped."""
         try:
             call()
         except Exception as error:
@@ -208,6 +226,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
     def _share_outcome(self, failed: Exception | None, what: str, then: str) -> None:
         """Tell all trainers whether the sender's call to the servers failed, and raise on all of them if it did.
+        Collective over the trainers.
 
         Without that, the other trainers would wait in the transfer, or in the next round, for workers that nobody
         called.
@@ -216,6 +235,10 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             failed: the error of the sender's call. None if it succeeded, and on the other trainers.
             what: what the servers were asked to do, for the message.
             then: what follows from the failure, for the message.
+
+        Raises:
+            Exception: on the sender, `failed` itself.
+            RuntimeError: the sender's call failed, on the other trainers. Or a trainer didn't come within the timeout.
         """
         if self._trainers > 1:
             hint = "Each rank of the trainer calls send_weights in each round."
@@ -231,7 +254,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             raise failed
 
     def shutdown(self) -> None:
-        """Leave the workers. A second call does nothing."""
+        """Leave the workers, and let go of the tensors. A second call does nothing. `send_weights` raises after it."""
         transfer, self._transfer = self._transfer, None
         place, self._place = self._place, None
         for each in (transfer, place):
@@ -273,21 +296,33 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
     @staticmethod
     def _raise_first(failed: Exception | None, told: Exception | None) -> None:
-        """Raise the workers' error, if there is one, as it is the reason for ours."""
+        """Raise the workers' error, if there is one, as it is the reason for ours; else ours. Return if there is none.
+
+        Args:
+            failed: the error of this rank's own part.
+            told: the error of the call to vLLM's servers.
+        """
         if told is not None:
             raise told from failed
         if failed is not None:
             raise failed
 
     def _weights(self) -> dict[str, Any]:
-        """What this rank sends: its DTensors as they are, or pieces of what vLLM's source describes."""
+        """Return what this rank sends, by name: its DTensors as they are, or pieces of what vLLM's source describes.
+        Raises whatever the source raises."""
         if hasattr(self.source, "tensors"):
             return dict(self.source.tensors())
         metas = {meta.name: meta for meta in self.source.metadata}
         return {name: self._piece(metas[name], tensor) for name, tensor in self.source.iter_local()}
 
     def _piece(self, meta: Any, tensor: Any) -> Any:
-        """The box of a tensor that this rank holds. The mesh of its owners cuts it as torch.chunk does."""
+        """Return the box of a tensor that this rank holds, as a piece. The mesh of its owners cuts it as torch.chunk
+        does.
+
+        Args:
+            meta: vLLM's description of the tensor. This rank is one of its owners, unless it has no placements.
+            tensor: what this rank holds.
+        """
         start = (0,) * len(meta.shape)
         if meta.placements is not None:
             dims = [getattr(placement, "dim", None) for placement in meta.placements]  # vLLM's Replicate has none

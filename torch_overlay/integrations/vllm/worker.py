@@ -63,7 +63,11 @@ class InitInfo(WeightTransferInitInfo):
 
     @property
     def metas(self) -> list[Meta]:
-        """The tensors that the trainer will send. Raises ValueError for a type that torch doesn't have."""
+        """The tensors that the trainer will send.
+
+        Raises:
+            ValueError: the trainer names a type that torch doesn't have.
+        """
         found = []
         for name, dtype, shape in self.params:
             if not isinstance(getattr(torch, dtype, None), torch.dtype):
@@ -117,7 +121,14 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._is_loader_known = False  # whether its loader places experts as `LiveExperts.loading` needs it
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Meet the trainers, and plan. vLLM calls it once on each worker, while the trainers are in `trainer_init`."""
+        """Meet the trainers, and plan. vLLM calls it once on each worker, while the trainers are in `trainer_init`. If
+        it fails, the engine is shut down, and can be initialized again.
+
+        Raises:
+            RuntimeError: the engine is initialized already; or a rank didn't come within the timeout.
+            ValueError: the trainer's tensors don't fit the model here or on another rank.
+            TypeError: the model's parameters are DTensors.
+        """
         if self._transfer is not None:
             raise RuntimeError("The engine 'torch_overlay' is initialized already; shut it down before.")
         self._trainers = init_info.trainers
@@ -137,7 +148,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         a ValueError with its text; otherwise they would wait for the whole timeout.
 
         Raises:
-            ValueError, TypeError: the trainer's tensors don't fit the model here or on another rank.
+            ValueError: the trainer's tensors don't fit the model here or on another rank.
+            TypeError: the model's parameters are DTensors.
             RuntimeError: a rank didn't come within the timeout.
         """
         problem: Exception | None = None
@@ -183,10 +195,16 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._log_landings()
 
     def _moves_experts(self) -> bool:
+        """True if the server was started with `enable_eplb`."""
         return bool(getattr(self.parallel_config, "enable_eplb", False))
 
     def _live_experts(self) -> LiveExperts | None:
-        """The experts as they lie now; None if they stay where they are."""
+        """Return the experts as they lie now; None if the server doesn't move them (`enable_eplb`).
+
+        Raises:
+            ValueError: the server adds and removes workers (`enable_elastic_ep`), or vLLM's state of the experts isn't
+                as we know it.
+        """
         if not self._moves_experts():
             return None
         if getattr(self.parallel_config, "enable_elastic_ep", False):
@@ -197,9 +215,10 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return LiveExperts(self.model, self._expert_states)
 
     def _plan(self) -> None:
-        """Make the transfer into the present landings. Collective over all trainers and workers.
+        """Make the transfer into the present landings, in place of the former one. Collective over all trainers and
+        workers. Logs which of the trainer's tensors no worker takes.
 
-        If it fails, the former transfer stays.
+        If it fails, the former transfer stays. Raises as `Transfer`.
         """
         found: Any = self._found
         made = torch_overlay.Transfer(None, found.target(), group=self._place, strict=False, **self._options)
@@ -211,9 +230,11 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             logger.warning("no worker takes %d of the trainer's tensors: %s", len(unknown), ", ".join(unknown[:5]))
 
     def _check_scales(self) -> None:
-        """Raise ValueError if the server has an fp8 checkpoint, and the trainer sends weights without scales.
+        """Check that the trainer sends the weights of an fp8 checkpoint with their scales, if the server has such a
+        checkpoint. The loader would cast weights without scales, and keep the scales of the former ones.
 
-        The loader would cast such weights, and keep the scales of the former ones.
+        Raises:
+            ValueError: it sends weights without scales. Names the first one.
         """
         config = getattr(getattr(self, "vllm_config", None), "quant_config", None)
         if not getattr(config, "is_checkpoint_fp8_serialized", False):
@@ -230,7 +251,13 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             )
 
     def _landings(self, load: Callable[..., object]) -> Landings:
-        """Where a loader puts the tensors, with what vLLM may lay out anew marked as unreliable."""
+        """Ask a loader where it puts the tensors, with what vLLM may lay out anew marked as unreliable. Of a quantized
+        model all come whole, and nothing is asked.
+
+        Raises:
+            ValueError: the loader refuses tensors, and no layer was laid out anew, which could be the reason.
+            TypeError: the model's parameters are DTensors.
+        """
         if getattr(self.model_config, "quantization", None) is not None:
             return all_whole(load, self.model, self._metas, "the model is quantized")
         anew = {key for module in self.model.modules() if lays_out_anew(module) for key in storages(module)}
@@ -240,6 +267,11 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 unreliable[storage_of(tensor)] = f"it belongs to another device than {self.device}"
 
         def refused(why: str) -> None:
+            """Log why the loader refuses tensors, if a layer that was laid out anew may be the reason.
+
+            Raises:
+                ValueError: no layer was laid out anew.
+            """
             # If vLLM has laid out some layer anew, its loader may refuse tensors now that it takes during a reload,
             # which restores the loader's layout first. Then this isn't an error before the round.
             if not anew:
@@ -255,8 +287,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         )
 
     def _expert_maps(self) -> dict[str, Any]:
-        """For each module with experts, its map from experts to places on this worker, which elastic expert parallelism
-        changes; and the map that EPLB changes."""
+        """Return for each module with experts its map from experts to places on this worker, which elastic expert
+        parallelism changes; and under "" the map that EPLB changes, if there is one."""
         found: dict[str, Any] = {} if self._experts is None else {"": self._experts.map}
         for name, module in self.model.named_modules():
             for key in ("expert_map", "_expert_map"):
@@ -292,7 +324,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             logger.warning("nothing of the trainer's reaches %d parameters: %s", len(lost), ", ".join(lost[:5]))
 
     def start_weight_update(self) -> None:
-        """Does nothing: vLLM's reload begins in `receive_weights`, when all weights have arrived."""
+        """Do nothing: vLLM's reload begins in `receive_weights`, when all weights have arrived."""
 
     def receive_weights(self, update_info: UpdateInfo, load_weights: Callable[..., object] | None = None) -> None:
         """Run the transfer once, and hand the tensors that come whole to the model's loader. Collective over all
@@ -332,25 +364,28 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if not self._found.whole:
             self._found.load_whole()  # writes the constants that the loader fills in, such as rows of padding
             return
-        _reload("initialize")(scope := self._reloaded())
+        _reload("initialize")(modules := self._modules_to_reload())
         try:
             with torch.device(self.device):
                 self._found.load_whole(copies=copies)
         except BaseException:
             try:
-                self._finalize(scope)
+                self._end_reload(modules)
             except Exception:  # the first error is the one to raise
                 logger.exception("vLLM's reloading could not be finished after an error in it")
             raise
-        self._finalize(scope)
+        self._end_reload(modules)
 
     def _refuse_an_open_reload(self) -> None:
-        """Raise ValueError on all ranks if vLLM up to 0.26 has begun an update in the checkpoint's format.
+        """Refuse a round on all ranks because vLLM up to 0.26 has begun an update in the checkpoint's format.
 
-        Such an update has moved the whole model to meta, and vLLM leaves it there if the update fails. So put the model
-        back first.
+        Such an update has moved the whole model to meta, and vLLM leaves it there if the update fails. So this puts the
+        model back first.
+
+        Raises:
+            ValueError: always; the other ranks raise it, too.
         """
-        self._finalize(self.model)
+        self._end_reload(self.model)
         why = (
             "The engine 'torch_overlay' writes into the model itself: begin its updates with "
             "start_weight_update(is_checkpoint_format=False)."
@@ -358,14 +393,28 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._refuse(why)
 
     def _refuse(self, why: str) -> NoReturn:
-        """Say in place of a run that this worker can't take part. Raises ValueError, as it does on all ranks."""
+        """Say in place of a run that this worker can't take part. Collective over all trainers and workers.
+
+        Args:
+            why: the reason, for the error.
+
+        Raises:
+            ValueError: always, with this reason; the other ranks raise it, too.
+        """
         told = self._transfer.refuse(why)  # type: ignore[union-attr]
         if MOVED in told:  # by another worker, so that all plan anew: they hear the reason there
             refuse_transfer(self._place, why)  # type: ignore[arg-type]
         raise ValueError(why)
 
     def _run(self, check: bool) -> None:
-        """One run of the transfer. If the landings don't hold any more, ask the loader again first."""
+        """Run the transfer once. If the landings of this worker don't hold any more, ask the loader again first, and
+        bind what it says. If the plan doesn't hold any more, here or on another worker, all ranks plan anew. Collective
+        over all trainers and workers.
+
+        Raises:
+            ValueError: on all ranks, before anything is sent, if some rank can't run. See `Transfer.run`.
+            RuntimeError: the transfer failed. See `Transfer.run`.
+        """
         transfer: Any = self._transfer
         why = None if self._experts is None else self._experts.under_way()
         if why is not None:
@@ -395,9 +444,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._plan()
         self._transfer.run(check=check)  # type: ignore[union-attr]
 
-    def _reloaded(self) -> Any:
-        """What vLLM's layerwise reload gets in place of a model: an object with `modules()`, which yields the modules
-        to which something whole goes.
+    def _modules_to_reload(self) -> Any:
+        """Return what vLLM's layerwise reload gets in place of a model: an object with `modules()`, which yields the
+        modules to which something whole goes.
 
         Of a quantized model it is the model itself: torchao's loaders look at a switch of it that the reload sets.
         """
@@ -411,23 +460,33 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         ]
         return types.SimpleNamespace(modules=lambda: iter(some))
 
-    def _finalize(self, scope: Any) -> None:
+    def _end_reload(self, modules: Any) -> None:
+        """End vLLM's layerwise reload: it lays out the weights of these modules anew, on the worker's device.
+
+        Args:
+            modules: what the reload was begun with (`_modules_to_reload`), or the model.
+        """
         with torch.device(self.device):
-            _reload("finalize")(scope, self.model_config)
+            _reload("finalize")(modules, self.model_config)
 
     def finish_weight_update(self) -> None:
-        """Does nothing: vLLM's reload ends in `receive_weights`."""
+        """Do nothing: vLLM's reload ends in `receive_weights`."""
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
-        """Trainers of vLLM up to 0.29 call this. It raises, and says how our trainers send."""
+        """Say how our trainers send. Trainers of vLLM up to 0.29 call this.
+
+        Raises:
+            NotImplementedError: always.
+        """
         raise NotImplementedError(
             "The engine 'torch_overlay' sends by torch_overlay.integrations.vllm.trainer.TrainerEngine: make one with "
             "trainer_init on each rank of the trainer, and call its send_weights."
         )
 
     def shutdown(self) -> None:
-        """Leave the trainers. A second call does nothing."""
+        """Leave the trainers, and let go of the landings. A second call does nothing. Then `init_transfer_engine` may
+        be called again."""
         transfer, self._transfer = self._transfer, None
         place, self._place = self._place, None
         self._found = self._bound = self._planned = None
@@ -437,18 +496,24 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def options_of(init_info: InitInfo) -> dict[str, Any]:
-    """What the trainer says of the `Transfer`; with `relay` also the name of this machine."""
+    """Return the options of the `Transfer` that the trainer's message has; with `relay` also the name of this
+    machine."""
     host = socket.gethostname() if init_info.relay else None
     return {"budget": init_info.budget, "changes": init_info.changes, "relay": init_info.relay, "host": host}
 
 
 def worker_number(parallel: Any) -> int:
-    """The number of this worker among the workers of all data-parallel replicas."""
+    """Return the number of this worker among the workers of all data-parallel replicas, from 0.
+
+    Args:
+        parallel: vLLM's ParallelConfig.
+    """
     return int(parallel.data_parallel_index * parallel.world_size + parallel.rank)
 
 
 def lays_out_anew(module: torch.nn.Module) -> bool:
-    """True if vLLM may transform a module's weights after loading, into another layout or other memory.
+    """True if vLLM may transform a module's weights after loading, into another layout or other memory. False only if
+    it is known to leave them as they are.
 
     Three things do so: a quantization method (any that isn't known to leave weights as they are), the module itself
     (attention with latent heads), and the CPU platform, which packs linear weights.
@@ -464,7 +529,7 @@ def lays_out_anew(module: torch.nn.Module) -> bool:
 
 
 def _boxes(found: Landings | None) -> Any:
-    """What a plan depends on: the boxes of each tensor, and which tensors come whole."""
+    """Return what a plan depends on: the boxes of each tensor, and which tensors come whole. Empty without landings."""
     direct = {} if found is None else found.direct
     boxes = {
         name: [(piece.start, tuple(piece._local_tensor.shape), piece._local_tensor.dtype) for piece in pieces]
@@ -474,14 +539,17 @@ def _boxes(found: Landings | None) -> Any:
 
 
 def _reload(what: str) -> Callable[..., None]:
+    """Return vLLM's function that begins ("initialize") or ends ("finalize") a layerwise reload. Raises ImportError if
+    this vLLM has none."""
     module = importlib.import_module("vllm.model_executor.model_loader.reload")
     return getattr(module, f"{what}_layerwise_reload")  # type: ignore[no-any-return]
 
 
 def _all_may_not_come() -> contextlib.AbstractContextManager[None]:
-    """Switch off the check of vLLM 0.27 and newer that a draft head is complete after each load.
+    """Return a context that switches off the check of vLLM 0.27 and newer that a draft head is complete after each
+    load; one that does nothing on an older vLLM.
 
-    It would fail here, where the loader gets only the tensors that come whole.
+    The check would fail here, where the loader gets only the tensors that come whole.
     """
     try:
         module = importlib.import_module("vllm.model_executor.model_loader.mtp_validation")
