@@ -25,12 +25,14 @@ KEY = pytest.StashKey["OverlaySession"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag `--torch-overlay`."""
     group = parser.getgroup("torch_overlay")
     group.addoption("--torch-overlay", action="store_true", help="run the session, child processes too, under it")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    """Turn the overlay on before any test is collected, if the flag is given. Raises as `torch_overlay.enable`."""
     if config.getoption("--torch-overlay"):
         config.stash[KEY] = session = OverlaySession()
         config.pluginmanager.register(session, "torch_overlay_session")
@@ -56,7 +58,8 @@ class OverlaySession:
         self.switched_off: list[str] = []
 
     def begin(self) -> None:
-        """Turn the overlay on in this process and in those that it starts."""
+        """Turn the overlay on in this process and in those that it starts, by environment variables. Imports torch.
+        Raises as `torch_overlay.enable`."""
         importlib.import_module(series.MESH)
         # Under `run` the overlay is on already, and what was before can't be recorded. Then `end` compares with torch's
         # source.
@@ -70,7 +73,8 @@ class OverlaySession:
         os.environ.update({name: wanted[name] for name in self.environ})
 
     def end(self) -> None:
-        """Turn the overlay off, look for traces, and restore the environment. A second call does nothing."""
+        """Turn the overlay off, add to `left` what it left behind, and restore the environment. A second call does
+        nothing."""
         if not self.on:
             return
         self.on = False
@@ -84,6 +88,7 @@ class OverlaySession:
         self.left += self.before.left()
 
     def pytest_report_header(self) -> str:
+        """Return the line that pytest shows at the beginning."""
         status = torch_overlay.status()
         rows = sum(row.state in ("on", "waiting") for row in status.rows)
         return f"torch_overlay: on in every process, torch {status.release}, {rows} patches"
@@ -97,12 +102,14 @@ class OverlaySession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Turn the overlay off, and let the session fail if it left something behind."""
         self.end()
         # A session that failed for another reason keeps its status.
         if self.left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Write what the overlay left behind, and the tests before which it was off."""
         if self.left:
             terminalreporter.section("torch isn't as the overlay found it", red=True)
             terminalreporter.write_line("\n".join(self.left))

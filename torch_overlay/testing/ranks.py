@@ -20,7 +20,8 @@ class _UnderOverlay:
 
     @classmethod
     def overlay(cls) -> contextlib.AbstractContextManager[Any]:
-        """The context in which a rank works. It raises AssertionError at its end if torch isn't as it was before."""
+        """Return the context in which a rank works. It raises AssertionError at its end if torch isn't as it was
+        before."""
         return left_as_found(**cls.overlay_options)
 
 
@@ -31,6 +32,8 @@ class OverlayProcesses(_UnderOverlay):
     """
 
     def join_or_run(self, fn: Callable[[], object]) -> Any:
+        """Run torch's method of this name, with the test and its decorators under the overlay in the rank's process."""
+
         # In the rank's process, and around the decorators: `with_comms` opens the world, and makes meshes.
         @functools.wraps(fn)
         def under_overlay(*args: Any, **kwargs: Any) -> object:
@@ -48,11 +51,13 @@ class OverlayContinuous(_UnderOverlay):
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
+        """Open the rank's world under the overlay."""
         with cls.overlay():
             super()._init_pg(rank, world_size, rdvz_file)  # type: ignore[misc]
 
     @classmethod
     def _run_test_given_id(cls, test_id: str, **kwargs: Any) -> None:
+        """Run a test under the overlay."""
         with cls.overlay():
             super()._run_test_given_id(test_id, **kwargs)  # type: ignore[misc]
 
@@ -64,6 +69,7 @@ class OverlayThreads(_UnderOverlay):
     """
 
     def setUp(self) -> None:
+        """Turn the overlay on until the cleanups of the test run, and start the threads."""
         # A cleanup and not tearDown: cleanups run after tearDown, which ends the threads, and also if setUp fails.
         stack = contextlib.ExitStack()
         stack.enter_context(type(self).overlay())

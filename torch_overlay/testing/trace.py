@@ -22,6 +22,9 @@ class Trace:
     """The objects at every target of the series, in the modules that were imported at that time.
 
     They are compared by identity. A method that equals the former one but is another object is a trace.
+
+    Attributes:
+        objects: by the target's path; of a function whose code is swapped, a tuple of it, its code and its defaults.
     """
 
     objects: Mapping[str, object]
@@ -32,7 +35,7 @@ class Trace:
         return cls({path: value for patch in _patches() for path, value in _targets(patch)})
 
     def left(self) -> list[str]:
-        """What the overlay left behind, a line for each object. Empty if torch is as it was.
+        """Return what the overlay left behind, a line for each object. Empty if torch is as it was.
 
         A module that was imported since, under the overlay, is compared with torch's source.
         """
@@ -42,19 +45,21 @@ class Trace:
                 if path not in self.objects:
                     other = _not_from_source(patch, now)
                     lines += [f"{path} is {other}"] if other else []
-                elif not _same(self.objects[path], now):
+                elif not _same_objects(self.objects[path], now):
                     lines.append(f"{path} is {_described(now)}, and it was {_described(self.objects[path])}")
         finders = [finder for finder in sys.meta_path if isinstance(finder, AfterImport)]
         return lines + [f"a finder still waits for {', '.join(sorted(finder.wanted))}" for finder in finders]
 
 
 def _patches() -> list[Patch]:
+    """Return the rows of the series for this torch that have a target with a name."""
     release = versions.running()
     return [patch for patch in series.PATCHES if release.in_range(patch) and patch.qualname]
 
 
 def _targets(patch: Patch) -> Iterator[tuple[str, object]]:
-    """(path, object) of a row's target, if its module is imported."""
+    """Yield (path, object) of a row's target, if its module is imported. Of a function whose code is swapped, the
+    object is a tuple of it, its code and its defaults."""
     # A module whose import is under way may lack the target still, which would look like a trace later.
     if overlay.ready(patch.module):
         value = look_up(patch.target)[2]
@@ -63,8 +68,8 @@ def _targets(patch: Patch) -> Iterator[tuple[str, object]]:
         yield patch.target, value
 
 
-def _same(before: object, now: object) -> bool:
-    """True if two recorded values are the same objects."""
+def _same_objects(before: object, now: object) -> bool:
+    """True if two recorded values are the same objects. Two tuples are, if their elements are."""
     # A swapped function is recorded with its code, defaults and keyword defaults. Each must be the former object.
     if isinstance(before, tuple) and isinstance(now, tuple):
         return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
@@ -83,15 +88,22 @@ def _not_from_source(patch: Patch, now: object) -> str | None:
 
 
 def _described(value: object) -> str:
+    """Return a recorded value in words."""
     return recognise.describe(value[0] if isinstance(value, tuple) else value)
 
 
 @contextlib.contextmanager
 def left_as_found(**options: Any) -> Iterator[Status]:
-    """Turn the overlay on inside, as `torch_overlay.enabled`. Raises AssertionError at the end if there is a trace.
+    """Turn the overlay on inside, as `torch_overlay.enabled`, and look for traces at the end.
 
     If the overlay was on already (`run`, the pytest plugin), it stays on, and nothing is compared. An error from inside
     is raised as it is, without looking for traces.
+
+    Args:
+        options: as `torch_overlay.enabled` takes them.
+
+    Raises:
+        AssertionError: at the end, if torch isn't as it was. Lists what the overlay left behind.
 
     >>> with left_as_found() as status:
     ...     status.enabled
