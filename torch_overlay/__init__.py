@@ -61,8 +61,8 @@ def enable(*, strict: bool | None = None, **options: Unpack[Options]) -> Status:
     """Patch torch in this process, and return what was done: one line a patch when printed.
 
     Every target is recognised before the first is set. An unknown torch release or a target with another body is
-    refused (OverlayError), and torch is untouched; ``strict=False`` applies the rows that are recognised and leaves
-    the others out.
+    refused (OverlayError), and torch is untouched; ``strict=False`` applies the rows that are recognised and leaves the
+    others out.
 
     An option that isn't given here comes from ``TORCH_OVERLAY_<NAME>``; without that it has its default, the value that
     is listed first.
@@ -80,8 +80,11 @@ def enable(*, strict: bool | None = None, **options: Unpack[Options]) -> Status:
 
     Raises:
         UnknownRelease: there are no fingerprints of this torch release.
-        ChangedTarget: a target has another body than this release of torch has there.
-        OptionError: an unknown option, or a value that the option doesn't take.
+        ChangedTarget: a target has another body than this release of torch has there. In a second call: `strict` is
+            True, and the overlay left out some rows when it was turned on.
+        OptionError: an unknown option, or a value that the option doesn't take; also one from the environment. In a
+            second call: another `leave_out`.
+        OverlayError: a part of the overlay can't be imported, or doesn't fit its target. Torch is untouched.
     """
     from . import overlay
 
@@ -90,6 +93,7 @@ def enable(*, strict: bool | None = None, **options: Unpack[Options]) -> Status:
 
 def disable(*, force: bool = False) -> None:
     """Put back every object of torch's that was replaced, the same by identity, and remove every one that was added.
+    Does nothing while the overlay is off.
 
     Meshes and groups that were made under the overlay keep working.
 
@@ -108,8 +112,9 @@ def disable(*, force: bool = False) -> None:
 def enabled(*, strict: bool | None = None, **options: Unpack[Options]) -> AbstractContextManager[Status]:
     """Turn the overlay on for a block of code. At its end the overlay is as before: off, or on with its former options.
 
-    Takes the arguments of `enable`. The overlay belongs to the process, not to a thread: if blocks of several threads
-    overlap, the last one to end restores what was there before the first.
+    Takes the arguments of `enable`, and raises its errors at the beginning, those of `disable` at the end. If the block
+    itself raises, its error is raised, with a note on what `disable` raised. The overlay belongs to the process, not to
+    a thread: if blocks of several threads overlap, the last one to end restores what was there before the first.
     """
     from . import overlay
 
@@ -117,14 +122,18 @@ def enabled(*, strict: bool | None = None, **options: Unpack[Options]) -> Abstra
 
 
 def is_enabled() -> bool:
-    """Whether the overlay is on in this process."""
+    """Return whether the overlay is on in this process."""
     from . import overlay
 
     return overlay.is_enabled()
 
 
 def options() -> Choices:
-    """The options in force, a frozen value; while the overlay is off, those that `enable` would start from.
+    """Return the options in force, a frozen value; while the overlay is off, those that `enable` would start from.
+
+    Raises:
+        OptionError: the overlay is off, and a variable ``TORCH_OVERLAY_<NAME>`` has a value that its option doesn't
+            take.
 
     >>> import torch_overlay
     >>> torch_overlay.options().flatten
@@ -136,10 +145,13 @@ def options() -> Choices:
 
 
 def status() -> Status:
-    """What the overlay does in this process: its patches, counts, groups and options. Print it.
+    """Return what the overlay does in this process: its patches, counts, groups and options. Print it.
 
     Called from another thread during a run of a `Transfer`, it also says in which step the run is, and for which ranks
     it waits. If the run has waited for some seconds, this asks the other ranks, which takes up to three seconds.
+
+    Raises:
+        OptionError: as `options`.
     """
     from . import overlay
 
@@ -430,8 +442,12 @@ def redistribute(
         The same structure. A tensor that has the placements already is returned as it is.
 
     Raises:
-        ValueError: the placements don't fit a tensor, or the budget is too small.
+        ValueError: the placements don't fit a tensor, a tensor can't be reduced or can't go to that mesh, its local
+            tensor isn't what its placements say, or the budget is too small.
         TypeError: something in `placements` isn't a placement.
+        RuntimeError: another rank has such a problem, this rank is in neither of two meshes, or communication failed.
+        NotPlanned: a shard that goes to another mesh is no box, or its reduction isn't one of torch's `Partial`.
+        UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
 
     >>> full = torch_overlay.redistribute(model.state_dict(), placements=Replicate())  # doctest: +SKIP
     """
@@ -445,7 +461,11 @@ def redistribute(
 if not TYPE_CHECKING:  # which would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        """What people use by its name, a module or a class, imported when it is first asked for."""
+        """Import what people use by its name, a module or a class, when it is first asked for.
+
+        Raises:
+            AttributeError: the package has no such name.
+        """
         if name == "Transfer":
             from .transfer import Transfer
 
@@ -462,4 +482,5 @@ if not TYPE_CHECKING:  # which would take any name for one of ours
 
 
 def __dir__() -> list[str]:
+    """Return the names of this module, also those that `__getattr__` imports."""
     return sorted({*globals(), *__all__})

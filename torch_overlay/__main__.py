@@ -29,7 +29,7 @@ NO_TORCH = ("run", "draw")
 
 
 def parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the whole command line.
+    """Make the parser of the whole command line.
 
     Args:
         chosen: the command whose arguments are added. Modules of other commands aren't imported.
@@ -54,11 +54,16 @@ def parser(chosen: str | None = None) -> argparse.ArgumentParser:
 
 
 def _module(name: str) -> Any:
+    """Import the module of a command."""
     return importlib.import_module(COMMANDS[name][0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code, which is 2 for a wrong command line or a torch that isn't supported."""
+    """Run one command. Returns its exit code, which is 2 for a wrong command line or a torch that isn't supported.
+
+    Args:
+        argv: the words of the command line, without the program; `sys.argv` if None.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
@@ -84,7 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refused(arguments: argparse.Namespace) -> str:
-    """One line that says why the command can't run with this torch; empty if it can."""
+    """Return one line that says why the command can't run with this torch; empty if it can.
+
+    Raises:
+        OptionError: TORCH_OVERLAY_STRICT is neither on nor off, and --no-strict isn't given.
+    """
     lenient = getattr(arguments, "no_strict", None)
     if lenient or not strict_from_environment():
         return ""
@@ -93,7 +102,8 @@ def _refused(arguments: argparse.Namespace) -> str:
 
 
 def _run_command(arguments: argparse.Namespace) -> int:
-    """Run a command whose arguments were read. Returns its exit code."""
+    """Run a command whose arguments were read. Returns its exit code; 1 if the reader of its output has stopped
+    reading."""
     try:
         with warnings.catch_warnings():
             # Torch warns when it is imported without numpy. Nothing here needs numpy.

@@ -44,10 +44,16 @@ OTHERS = ("STRICT", "RUN", "MEET_KEY")
 SWITCH = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}
 
 
-def switch(name: str, value: object) -> bool:
-    """Read a bool, or a word for one.
+def read_switch(name: str, value: object) -> bool:
+    """Read a bool, or a word for one: on, 1, true or yes, off, 0, false or no, in any case.
 
-    >>> switch("check_mesh", "on")
+    Args:
+        name: of the option, for the error.
+
+    Raises:
+        OptionError: `value` is neither.
+
+    >>> read_switch("check_mesh", "on")
     True
     """
     if isinstance(value, bool):
@@ -58,14 +64,22 @@ def switch(name: str, value: object) -> bool:
 
 
 def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[str, object], str]:
-    """Return a function that validates an option which takes one of these words.
+    """Return a function that validates an option which takes one of these words. It takes the option's name and a
+    value.
 
     Args:
         formerly: spellings of earlier versions, each with the word that replaced it, which the error then names.
     """
 
     def read(name: str, value: object) -> str:
-        """Return `value` if it is one of the words. Else raise OptionError, which lists the words."""
+        """Return `value` if it is one of the words.
+
+        Args:
+            name: of the option, for the error.
+
+        Raises:
+            OptionError: it isn't. Lists the words.
+        """
         if isinstance(value, str) and value in words:
             return value
         now = (formerly or {}).get(str(value).lower())
@@ -80,7 +94,7 @@ SHARING = {text: "off" for text, on in SWITCH.items() if not on}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for an error message: the known word closest to a mistyped one. Empty if none is close.
+    """Return a hint for an error message: the known word closest to a mistyped one. Empty if none is close.
 
     >>> did_you_mean("flaten", ["flatten", "cost"])
     "; did you mean 'flatten'?"
@@ -129,18 +143,26 @@ READERS: dict[str, Callable] = {
     "share_groups": one_of("names", "ranks", "off", formerly=SHARING),
     "create": one_of("members", "world"),
     "flatten": one_of("whole", "existing", formerly={"any": "whole"}),
-    "check_mesh": switch,
+    "check_mesh": read_switch,
     "leave_out": some_of(*OPTIONAL),
 }
 
 
 def switches(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the bodies' switches for these options."""
+    """Return the switches of ``distributed/config.py`` that these options set, by the names that they have there.
+    Options without a switch are left out."""
     return {SWITCHES[name]: value for name, value in chosen.items() if name in SWITCHES}
 
 
 def choose(base: Choices, chosen: Mapping[str, object]) -> Choices:
-    """Return `base` with these options changed. Raises OptionError with the option and the values that it takes."""
+    """Return `base` with these options changed.
+
+    Args:
+        chosen: values by the options' names, as a user gave them.
+
+    Raises:
+        OptionError: there is no such option, or it doesn't take the value. Names the option and what it takes.
+    """
     for name in chosen:
         if name not in READERS:
             hint = " any more." if name in GONE else did_you_mean(name, READERS) or "."
@@ -181,5 +203,12 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Choices:
 
 
 def strict_from_environment(environ: Mapping[str, str] | None = None) -> bool:
-    """True if one unrecognised target makes enable() raise: unless TORCH_OVERLAY_STRICT is off."""
-    return switch(PREFIX + "STRICT", (os.environ if environ is None else environ).get(PREFIX + "STRICT", "on"))
+    """Return whether one unrecognised target makes enable() raise: unless TORCH_OVERLAY_STRICT is off.
+
+    Args:
+        environ: the variables; `os.environ` if None.
+
+    Raises:
+        OptionError: the variable is neither on nor off.
+    """
+    return read_switch(PREFIX + "STRICT", (os.environ if environ is None else environ).get(PREFIX + "STRICT", "on"))

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def meshes_need_nothing() -> None:
-    """Does nothing, for enable(): meshes that exist already get their state when they are first used."""
+    """Do nothing, for enable(): meshes that exist already get their state when they are first used."""
 
 
 def hand_back_meshes(_: None) -> None:
@@ -45,6 +45,10 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
 
     Dynamo refuses members of a mesh that it doesn't know. Without the guard, code that was compiled for one mesh would
     run with an equal mesh that has other groups, and communicate over the groups of the first.
+
+    Returns:
+        What was added to dynamo's tables, dynamo's entry for meshes (None before torch 2.12), and its former guard, for
+        `trace_views_no_more`.
     """
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -66,6 +70,7 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
     torchs: Any = getattr(info, "guard_fn", None)
 
     def compared(mesh: DeviceMesh) -> list[Any]:
+        """Return what dynamo's guard compares of a mesh: what torch's guard does, and its groups."""
         whose = (*private_group_key(mesh), *compiled_group_key(mesh), making_private.get())
         return [*torchs(mesh), mesh._preserve_rank_order, *whose]
 
@@ -75,7 +80,7 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
 
 
 def trace_views_no_more(before: tuple[dict[str, Any], Any, Any]) -> None:
-    """Undo `trace_views`."""
+    """Undo `trace_views`, with what that returned."""
     added, info, torchs = before
     for name, members in added.items():
         del members[name]
@@ -84,7 +89,7 @@ def trace_views_no_more(before: tuple[dict[str, Any], Any, Any]) -> None:
 
 
 def _with_files(files: list[str], torchs: Any) -> Any:
-    """Torch's function that builds a list of files, with ours added."""
+    """Return torch's function that builds a list of files, with ours added."""
 
     def files_and_torchs() -> set[str]:
         known = torchs()
@@ -97,7 +102,7 @@ def _with_files(files: list[str], torchs: Any) -> Any:
 
 
 def trace_as_user_code(traced: tuple[list[str], dict[str, Any]]) -> None:
-    """Undo `trace_as_torch`."""
+    """Undo `trace_as_torch`, with what that returned."""
     from torch._dynamo import trace_rules
 
     files, lists = traced

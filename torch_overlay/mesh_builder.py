@@ -13,11 +13,22 @@ from .overlay import is_enabled
 
 
 class Builder:
-    """Makes meshes over all ranks of the job, by the names of their axes.
+    """Makes meshes over all ranks of the job, by the names of their axes. Making one is collective over the world, as
+    are `mesh` and `joined`.
 
     On stock torch every rank calls new_group for every group of an axis, also of an axis of one rank: on 8,192 ranks
     8,192 calls for nothing. So there only axes of several ranks are made by mesh calls, and all axes of one rank use
     one group of this rank alone.
+
+    Args:
+        device_type: of the meshes.
+        sizes: the number of ranks on each axis, by name, and under "world" of all ranks.
+        world_group: whether the meshes are views of a world mesh.
+        backend: of the axes' groups; None for that of the default group.
+
+    Attributes:
+        world: the mesh of all ranks, of one axis; None without `world_group`.
+        single: a group of this rank alone; None under the overlay, or if no axis has one rank.
     """
 
     def __init__(self, device_type: str, sizes: dict[str, int], world_group: bool, backend: str | None) -> None:
@@ -35,7 +46,7 @@ class Builder:
             self.single = dist.new_group([dist.get_rank()], backend=backend, use_local_synchronization=True)
 
     def mesh(self, names: tuple[str, ...]) -> DeviceMesh:
-        """The mesh of all ranks, row-major over these axes."""
+        """Return the mesh of all ranks, row-major over these axes."""
         if self.single is None:
             return self._make(names)
         large_axes = tuple(name for name in names if self.sizes[name] > 1)
@@ -45,26 +56,28 @@ class Builder:
         return DeviceMesh.from_group(groups, self.device_type, ranks, mesh_dim_names=names)
 
     def joined(self, mesh: DeviceMesh, name: str) -> DeviceMesh:
-        """All axes of a mesh, flattened to one."""
+        """Return all axes of a mesh, flattened to one of this name."""
         # On stock, flatten would make a group for each rank of the world, on all of them.
         if self.single is not None and mesh.size() == 1:
             return DeviceMesh.from_group(self.single, self.device_type, mesh_dim_names=(name,))
         return _call(mesh, "flatten")(name, **({} if self.backend is None else {"backend_override": self.backend}))
 
     def _make(self, names: tuple[str, ...]) -> DeviceMesh:
+        """Return the mesh of these axes by a mesh call: a view of the world mesh, if there is one."""
         # As views of the world, equal axes of different meshes share their groups under the overlay.
         if self.world is None:
             return init_device_mesh(self.device_type, self._shape(names), mesh_dim_names=names, **self._on(*names))
         return _call(self.world, "unflatten")(0, self._shape(names), names, **self._on(*names))
 
     def _shape(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        """Return the sizes of these axes."""
         return tuple(self.sizes[name] for name in names)
 
     def _on(self, *names: str) -> dict[str, Any]:
-        """The keyword arguments that choose the backend of these axes."""
+        """Return the keyword arguments that choose the backend of these axes; empty for the default."""
         return {} if self.backend is None else {"backend_override": dict.fromkeys(names, self.backend)}
 
 
 def _call(mesh: DeviceMesh, name: str) -> Callable[..., DeviceMesh]:
-    """A method of a mesh by its public name. Stock torch has it with an underscore."""
+    """Return a method of a mesh by its public name. Stock torch has it with an underscore."""
     return getattr(mesh, name, None) or getattr(mesh, f"_{name}")

@@ -29,7 +29,21 @@ _blocks: "list[OpenBlock]" = []  # the enabled() blocks that are open, in the or
 
 
 class Session:
-    """What enable() did, until disable(): the changes that were made, and the rows that wait or were left out."""
+    """What enable() did, until disable(): the changes that were made, and the rows that wait or were left out. Making
+    one changes nothing.
+
+    Args:
+        release: of torch.
+        strict: whether a row that can't be applied is an error.
+        leave_out: units whose rows are not applied.
+
+    Attributes:
+        patches: the rows for this release.
+        changes: by row, what was changed.
+        refused: by row, why it is left out.
+        waiting: by module, the rows that wait for its import.
+        hook: tells of these imports; None if nothing waits.
+    """
 
     def __init__(self, release: versions.Release, strict: bool, leave_out: Container[str] = ()):
         self.release = release
@@ -43,7 +57,7 @@ class Session:
         self.sources: dict[str, recognise.Source] = {}
 
     def source(self, module: str) -> recognise.Source:
-        """The file of a module, read at most once."""
+        """Return the source file of a module, read at most once until `apply`."""
         # A file is read once for all of its rows: device_mesh.py alone has some forty.
         if module not in self.sources:
             self.sources[module] = recognise.source_of(module)
@@ -52,10 +66,13 @@ class Session:
     def unrecognised(self, patch: Patch, live: object) -> str | None:
         """Return what is there instead of the target that a row was written for, in words; None if it is that target.
         See `versions.unrecognised`, also for `live`.
+
+        Raises:
+            PatchError: the row has no fingerprint for this release.
         """
         return versions.unrecognised(patch, self.release, self.source(patch.module), live)
 
-    def look(self) -> None:
+    def recognise_targets(self) -> None:
         """Compare the target of every row with torch's source file, and import the bodies of the rows whose modules are
         imported. Nothing is patched. Call it without our lock, since imports take locks of their own.
 
@@ -69,7 +86,12 @@ class Session:
         self.import_bodies(patch for patch in self.patches if ready(patch.module))
 
     def import_bodies(self, patches: Iterable[Patch]) -> None:
-        """Import the bodies of these rows. Call it without our lock, since an import takes locks of its own."""
+        """Import the bodies of these rows. A row whose body can't be imported is left out, with its unit. Call it
+        without our lock, since an import takes locks of its own.
+
+        Raises:
+            OverlayError: the session is strict, and a body can't be imported.
+        """
         for patch in patches:
             try:
                 if patch not in self.refused:
@@ -95,7 +117,14 @@ class Session:
                 self.waiting.setdefault(patch.module, []).append(patch)
 
     def apply(self, patches: list[Patch]) -> None:
-        """Check these rows against the live objects, then apply all of them or none."""
+        """Check these rows against the live objects, then apply all of them or none.
+
+        Raises:
+            ChangedTarget: the session is strict, and a live target isn't what torch has there. If it isn't, such rows
+                are left out, with their units.
+            OverlayError: a row can't be applied. Nothing was patched.
+            PatchError: a row contradicts its body, or has no fingerprint for this release. Nothing was patched.
+        """
         changes, refused = engine.prepare(patches, self.unrecognised)
         self.refuse(refused)
         # A refused row takes the others of its unit with it, also those that were recognised.
@@ -105,13 +134,20 @@ class Session:
         self.sources.clear()  # texts and syntax trees, which nobody needs again unless a module arrives later
 
     def arrive(self, modules: list[str]) -> None:
-        """Apply the rows that waited for these modules, all or none."""
+        """Apply the rows that waited for these modules, all or none. Raises as `apply`; the rows wait on then."""
         self.apply([p for module in modules for p in self.waiting.get(module, ()) if p not in self.refused])
         for module in modules:
             self.waiting.pop(module, None)
 
     def refuse(self, refused: dict[Patch, str]) -> None:
-        """Leave out these rows and the others of their units. If strict, raise ChangedTarget instead."""
+        """Leave out these rows and the others of their units.
+
+        Args:
+            refused: by row, what is there instead of its target. If it is empty, nothing happens.
+
+        Raises:
+            ChangedTarget: the session is strict. Lists all of these rows.
+        """
         if refused and self.strict:
             lines = [f"  {patch.target}: {why}" for patch, why in refused.items()]
             raise ChangedTarget(
@@ -123,7 +159,14 @@ class Session:
         self.refused |= engine.fallen((p for p in self.patches if p not in self.changes), self.refused)
 
     def end(self, force: bool) -> None:
-        """Undo all changes, and stop waiting. If that raises ForeignPatch, nothing was undone."""
+        """Undo all changes, and stop waiting.
+
+        Args:
+            force: also undo what somebody else patched over.
+
+        Raises:
+            ForeignPatch: somebody patched over ours. Nothing was undone.
+        """
         # All are looked at before the first is undone: a foreign patch must not leave the overlay half on.
         changes = list(self.changes.values())
         if not force:
@@ -141,11 +184,11 @@ def ready(module: str) -> bool:
 
 
 def enable(strict: bool | None = None, **options: object) -> report.Status:
-    """See `torch_overlay.enable`."""
+    """See `torch_overlay.enable`, also for the errors."""
     global _session
     with _lock:
         if _session is not None:
-            return _again(_session, strict, options)
+            return _change_options(_session, strict, options)
     # Importing torch and the bodies takes the import system's locks. Another thread may hold one of them and wait for
     # ours, in `_arrived`, so none of this runs under ours.
     settings = choices.choose(choices.from_environment(), options)
@@ -155,30 +198,44 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
     if strict:
         versions.require_supported(release)
     session = Session(release, strict, settings.leave_out)
-    session.look()
+    session.recognise_targets()
     with _lock:
         if _session is not None:  # another thread was faster
-            return _again(_session, strict, options)
+            return _change_options(_session, strict, options)
         session.begin()
-        _put(settings)
+        _set_options(settings)
         config.build = f"torch {release.name}, torch_overlay {version}"
         _session = session
         if session.waiting:
             session.hook = AfterImport(list(session.waiting), lambda modules: _arrived(session, modules))
             session.hook.install()
-    # Another thread may have imported some after `look` and before the hook was installed. No callback came for these.
+    # Another thread may have imported some between `recognise_targets` and the hook. No callback came for these.
     _arrived(session, [module for module in list(session.waiting) if ready(module)])
     return _status()
 
 
 def require_recognised() -> None:
-    """Raise UnknownRelease unless torch's release is known, or enable(strict=False) accepted it."""
+    """Check that torch's release is known, or that the overlay is on: enable(strict=False) accepts any.
+
+    Raises:
+        UnknownRelease: neither is so.
+    """
     if _session is None:
         versions.require_supported(versions.running())
 
 
-def _again(session: Session, strict: bool | None, options: dict[str, object]) -> report.Status:
-    """enable() while the overlay is on: change the options that are named, and keep the others."""
+def _change_options(session: Session, strict: bool | None, options: dict[str, object]) -> report.Status:
+    """Change the named options of an overlay that is on, and keep the others. Returns the new status. The caller holds
+    the lock.
+
+    Args:
+        strict: True if no row may be left out. None and False ask for nothing.
+
+    Raises:
+        ChangedTarget: `strict`, and the overlay left out rows when it was turned on.
+        OptionError: an option has a wrong name or value, or asks for another `leave_out` than the one in force. No
+            option is changed then.
+    """
     if strict and session.refused:
         rows = ", ".join(patch.target for patch in session.refused)
         raise ChangedTarget(f"The overlay is on without these rows: {rows}. disable() it to ask for all of them")
@@ -189,11 +246,11 @@ def _again(session: Session, strict: bool | None, options: dict[str, object]) ->
             raise OptionError(
                 f"The overlay is on with leave_out={before.leave_out}. disable() it to ask for {after.leave_out}"
             )
-        _put(after)
+        _set_options(after)
     return _status()
 
 
-def _put(chosen: choices.Choices) -> None:
+def _set_options(chosen: choices.Choices) -> None:
     """Set these options for the whole process."""
     global _chosen
     _chosen = chosen
@@ -201,7 +258,8 @@ def _put(chosen: choices.Choices) -> None:
 
 
 def _arrived(session: Session, modules: list[str]) -> None:
-    """Patch modules that rows waited for, now that they are imported. Their bodies are imported without our lock."""
+    """Patch modules that rows waited for, now that they are imported. Their bodies are imported without our lock. Does
+    nothing if disable() came meanwhile. Raises as `Session.import_bodies` and `Session.apply`."""
     session.import_bodies([patch for module in modules for patch in session.waiting.get(module, ())])
     with _lock:
         if session is _session:  # else disable() came while the bodies were imported
@@ -209,7 +267,7 @@ def _arrived(session: Session, modules: list[str]) -> None:
 
 
 def disable(force: bool = False) -> None:
-    """See `torch_overlay.disable`."""
+    """See `torch_overlay.disable`, also for the errors."""
     global _session
     with _lock:
         if _session is None:
@@ -220,7 +278,7 @@ def disable(force: bool = False) -> None:
             # A ForeignPatch undid nothing, and the overlay stays on. After any other error it is off.
             if not _session.changes:
                 _session = None
-                _put(choices.DEFAULT)
+                _set_options(choices.DEFAULT)
 
 
 @dataclasses.dataclass(eq=False)
@@ -238,7 +296,7 @@ class OpenBlock:
 
 @contextlib.contextmanager
 def enabled(strict: bool | None = None, **options: object) -> Iterator[report.Status]:
-    """See `torch_overlay.enabled`."""
+    """See `torch_overlay.enabled`. Yields what `enable` returns."""
     with _lock:
         block = OpenBlock(_chosen if _session is not None else None)
         _blocks.append(block)  # before enable(), so that another thread that leaves its block doesn't disable() now
@@ -257,7 +315,11 @@ def enabled(strict: bool | None = None, **options: object) -> Iterator[report.St
 
 def _leave(block: OpenBlock, entered: bool = True) -> None:
     """Restore the state before the block. While a block is open that began later, its options stay, and its end
-    restores that state instead."""
+    restores that state instead. Raises as `disable`.
+
+    Args:
+        entered: False if the enable() of the block failed.
+    """
     with _lock:
         place = _blocks.index(block)
         _blocks.remove(block)
@@ -268,7 +330,7 @@ def _leave(block: OpenBlock, entered: bool = True) -> None:
             return
         elif block.before is not None:
             if _session is not None:
-                _put(block.before)
+                _set_options(block.before)
         elif all(other.thread == block.thread for other in _blocks):
             disable()  # a block of another thread that is still open will do it at its end
 
@@ -292,7 +354,7 @@ def is_enabled() -> bool:
 
 
 def options() -> choices.Choices:
-    """See `torch_overlay.options`."""
+    """See `torch_overlay.options`, also for the error."""
     with _lock:
         return _chosen if _session is not None else choices.from_environment()
 
@@ -305,23 +367,23 @@ def status() -> report.Status:
 
 
 def _status() -> report.Status:
-    """Without the transfers under way."""
+    """Return the status without the transfers under way. Raises as `options`."""
     with _lock:
-        release = _session.release.said if _session else _release_text()
+        release = _session.release.described if _session else _release_text()
         rows = tuple(_row(patch) for patch in series.PATCHES)
         return report.Status(_session is not None, release, rows, options(), report.count(), report.groups())
 
 
 def _release_text() -> str:
-    """The release of torch as text; "none" if torch isn't installed."""
+    """Return the release of torch as text; "none" if torch isn't installed."""
     try:
-        return versions.running().said
+        return versions.running().described
     except UnknownRelease:
         return "none"
 
 
 def _row(patch: Patch) -> report.RowStatus:
-    """The state of a row, and the reason if it isn't applied."""
+    """Return the state of a row, and the reason if it isn't applied."""
     state, why = "off", ""
     if _session is not None:
         if patch in _session.changes:

@@ -53,7 +53,8 @@ class ParallelDims:
     ``pp * dp_replicate * dp_shard * cp * tp`` is the world size, and ``ep * etp`` divides ``dp_shard * cp * tp``: it
     may span any part of the three.
 
-    Raises ValueError for a degree that can't be one, and for more than one -1.
+    Raises:
+        ValueError: a degree is neither -1 nor a whole number from 1 on, or more than one is -1.
 
     >>> ParallelDims(tp=2, ep=4).fit(16)  # how sixteen ranks are used
     ParallelDims(pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=4, etp=1)
@@ -79,7 +80,7 @@ class ParallelDims:
             raise ValueError(f"only one degree can be -1, got {' and '.join(open_degrees)}{hint}")
 
     def fit(self, world_size: int) -> ParallelDims:
-        """Replace -1 by the number of ranks that it stands for in a world of this size.
+        """Return these degrees with the number of ranks in place of -1 that it stands for in a world of this size.
 
         Raises:
             ValueError: the degrees don't fit. The message says what was needed, what came, and which degrees would fit.
@@ -118,7 +119,12 @@ class ParallelDims:
         return ParallelMeshes(fitted, builder.world, dense, sparse, data, loss)
 
     def sizes(self) -> dict[str, int]:
-        """The number of ranks on each axis, by name. Call `fit` first if a degree is -1."""
+        """Return the number of ranks on each axis, by name. Call `fit` first: it also checks that the degrees fit one
+        another.
+
+        Raises:
+            ValueError: a degree is -1.
+        """
         if -1 in self._degrees(_WORLD + _EXPERT).values():
             raise ValueError(f"sizes() needs every degree, call fit(world_size) first; got {self}")
         return {
@@ -137,14 +143,19 @@ class ParallelDims:
         }
 
     def _degrees(self, names: tuple[str, ...]) -> dict[str, int]:
+        """Return these degrees by name."""
         return {name: getattr(self, name) for name in names}
 
     def _fill(self, names: tuple[str, ...], total: int, what: str, exact: bool) -> ParallelDims:
-        """Infer the one of `names` that is -1 from the total. If none is, check their product against it.
+        """Return these degrees with the one of `names` that is -1 inferred from the total. If none is, check their
+        product against it.
 
         Args:
             total: what the product must be (`exact`), or be a divisor of.
             what: what the total is, for the error.
+
+        Raises:
+            ValueError: the product doesn't fit. Says which change of one degree would.
         """
         degrees = self._degrees(names)
         open_degree = next((name for name, degree in degrees.items() if degree == -1), None)
@@ -200,7 +211,8 @@ class ParallelMeshes:
         return tuple(name for name in self.axes if self[name].size() > 1)
 
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
-        """The view of one or several axes, in the order of the mesh that has them.
+        """Return the view of one or several axes, in the order of the mesh that has them. The same names give the same
+        object.
 
         Raises:
             KeyError: a name that no mesh has, or names that no mesh has together or in that order; lists those there
@@ -212,7 +224,11 @@ class ParallelMeshes:
         return self._views[names]
 
     def _view(self, names: tuple[str, ...]) -> DeviceMesh:
-        """Make a view for `__getitem__`, of the first mesh that has all of these names."""
+        """Make a view for `__getitem__`, of the first mesh that has all of these names.
+
+        Raises:
+            KeyError: there is no such name, no mesh has all of them, or they come in another order than in their mesh.
+        """
         unknown = [name for name in names if name not in self.axes]
         if unknown or not names:
             what = ", ".join(map(repr, unknown)) or "asked for"
@@ -228,7 +244,7 @@ class ParallelMeshes:
         raise KeyError(f"no mesh has the axes {', '.join(names)} together: {axes}")
 
     def of(self, *meshes: DeviceMesh) -> DeviceMesh:
-        """The mesh of this run that has all these views. FSDP needs it if it is combined with tensor or expert
+        """Return the mesh of this run that has all these views. FSDP needs it if it is combined with tensor or expert
         parallelism.
 
         A view is a slice of one of the meshes, or some of its axes flattened. Several meshes may have the same view:
@@ -236,7 +252,7 @@ class ParallelMeshes:
         world that has all of them is returned.
 
         Raises:
-            ValueError: no mesh of this run has them all.
+            ValueError: no mesh of this run has them all, none was given, or one has axes without names.
 
         >>> dims.of(dims["dp_replicate"], dims["efsdp"]) is dims.sparse  # so experts are sharded here  # doctest: +SKIP
         True
@@ -251,14 +267,14 @@ class ParallelMeshes:
         raise ValueError(f"of() needs views of one mesh of these dims ({', '.join(self._meshes())}), got {asked}")
 
     def _has_by_name(self, home: DeviceMesh, axis: DeviceMesh) -> bool:
-        """True if `axis` is the axis of this mesh that has its name."""
+        """True if `axis`, a mesh of one axis, is the axis of `home` that has its name."""
         (name,) = _names(axis)
         if home is self.data and name == "loss":
             return axis == self.loss
         return name in _names(home) and home[name] == axis
 
     def _has_joined(self, home: DeviceMesh, axis: DeviceMesh) -> bool:
-        """True if `axis` has the ranks of one or several axes of this mesh, joined."""
+        """True if `axis`, a mesh of one axis, has the ranks of one or several axes of `home`, joined."""
         if self._has_by_name(home, axis):
             return True
         ranks = axis.mesh.tolist()
@@ -270,7 +286,7 @@ class ParallelMeshes:
         return False
 
     def describe(self) -> str:
-        """A table of the axes of this run: for each its size and stride, and this rank's group on it.
+        """Return a table of the axes of this run: for each its size and stride, and this rank's group on it.
 
         The stride is the difference between the ranks of neighbours. `shared with` lists the axes that have the same
         group, so their collectives run one after the other. On stock torch only the default group is shared.
@@ -291,7 +307,7 @@ class ParallelMeshes:
         return "\n".join([title, "", *_table(rows), "", count])
 
     def _stride(self, name: str) -> int:
-        """The stride of an axis: the product of the sizes of the axes inside it, as the mesh is row-major."""
+        """Return the stride of an axis: the product of the sizes of the axes inside it, as the mesh is row-major."""
         home, last = next(
             ((self.data, "cp") if name == "loss" else (mesh, name))
             for mesh in self._meshes().values()
@@ -300,19 +316,25 @@ class ParallelMeshes:
         return math.prod(home.shape[_names(home).index(last) + 1 :])
 
     def _meshes(self) -> dict[str, DeviceMesh]:
-        """The meshes by their attribute names, in the order in which the names of axes are looked up."""
+        """Return the meshes by their attribute names, in the order in which the names of axes are looked up. Without
+        the world mesh, if there is none."""
         named = {what: getattr(self, what) for what in ("world", "dense", "sparse", "data", "loss")}
         return {what: mesh for what, mesh in named.items() if mesh is not None}
 
 
 def _quotient(total: int, factors: Any) -> int | None:
-    """The total divided by the product of these factors. None if that isn't a whole number."""
+    """Return the total divided by the product of these factors. None if that isn't a whole number."""
     quotient, remainder = divmod(total, math.prod(factors))
     return None if remainder else quotient
 
 
 def _fitting(degrees: dict[str, int], total: int, exact: bool) -> str:
-    """Changes of one degree that would make the product fit the total, as a sentence. Empty if there are none."""
+    """Return changes of one degree that would make the product fit the total, as a sentence. Empty if there are none.
+
+    Args:
+        degrees: those whose product doesn't fit, by name.
+        exact: whether the product must be the total, or only divide it.
+    """
     changes = []
     for name in degrees:
         largest = _quotient(total, [degree for other, degree in degrees.items() if other != name])
@@ -325,16 +347,22 @@ def _fitting(degrees: dict[str, int], total: int, exact: bool) -> str:
 
 
 def _names(mesh: DeviceMesh) -> tuple[str, ...]:
+    """Return the names of a mesh's axes; () if they have none."""
     return mesh.mesh_dim_names or ()
 
 
 def _each_axis(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
+    """Return an iterator over the axes of a mesh, each as a mesh of one axis.
+
+    Raises:
+        ValueError: the axes have no names.
+    """
     if not _names(mesh):
         raise ValueError(f"of() needs meshes with names, got {mesh!r}")
     return (mesh[name] for name in _names(mesh))
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as their widest cell, a rule under the first row."""
+    """Return a table as lines: columns as wide as their widest cell, a rule under the first row."""
     rule = ["-" * max(map(len, column)) for column in zip(*rows, strict=True)]
     return aligned([rows[0], rule, *rows[1:]])

@@ -39,7 +39,7 @@ class RowStatus:
 
     @property
     def said(self) -> str:
-        """The state in words. A row that is on says how it is applied."""
+        """The state in words, with the reason. A row that is on says how it is applied."""
         return (self.kind if self.state == "on" else self.state) + (f": {self.why}" if self.why else "")
 
 
@@ -101,7 +101,7 @@ class Status:
         return "\n".join(self.all_lines())
 
     def all_lines(self, width: int = screen.NARROW) -> list[str]:
-        """`all` for a terminal of this many columns."""
+        """Return the lines of `all`, folded to this many columns."""
         lines = [screen.Styled(self.summary()[0], "title"), "", screen.Styled("patches", "head"), *self._patches(width)]
         counts = [line for name, value in self.counts or [("none", "yet")] for line in _counted(name, value, width)]
         lines += ["", screen.Styled("counts", "head"), *_all_fitted(counts, width)]
@@ -116,7 +116,7 @@ class Status:
         return [*lines, "", screen.Styled("options", "head"), *_all_fitted(options, width)]
 
     def _patches(self, width: int) -> list[str]:
-        """Each patched module of torch, and below it its targets with their states."""
+        """Return a line for each patched module of torch, and below it its targets with their states."""
         by_module: dict[str, list[RowStatus]] = {}
         for row in self.rows:
             by_module.setdefault(row.target.partition(":")[0], []).append(row)
@@ -138,7 +138,12 @@ _MADE, _SHARED = "process groups made for meshes", "requests served by a shared 
 
 
 def _redistributions(counts: Mapping[str, object]) -> str:
-    """How many redistributions were planned, and how many were left to torch, with the most frequent reason."""
+    """Return how many redistributions were planned, and how many were left to torch, with the most frequent reason, as
+    a sentence.
+
+    Args:
+        counts: the counts of `Status.counts`, by name.
+    """
     planned, reasons = counts.get("redistributions by plan", 0), counts.get("redistributions by torch's own code")
     if not isinstance(reasons, Mapping) or not reasons:
         return f"redistributions: {planned} by plan, none by torch's own code"
@@ -149,7 +154,13 @@ def _redistributions(counts: Mapping[str, object]) -> str:
 
 
 def _groups(counts: Mapping[str, object], groups: Listing | None) -> str:
-    """How many groups were made, how often a request shared one, and how many share_groups="ranks" would save."""
+    """Return how many groups were made, how often a request shared one, and how many share_groups="ranks" would save,
+    as a sentence.
+
+    Args:
+        counts: the counts of `Status.counts`, by name.
+        groups: of meshes; None without a world.
+    """
     created, shared = (counts.get(name, 0) for name in (_MADE, _SHARED))
     saved = sum(row.saved for row in groups.universes) if groups else 0
     more = f'; share_groups="ranks" would save {saved}' if saved else ""
@@ -172,7 +183,7 @@ def _missing_groups(counts: Mapping[str, object]) -> str:
 
 
 def _changed_options(options: Choices) -> str:
-    """The options that differ from the defaults."""
+    """Return the options that differ from the defaults, as text; "as by default" if none does."""
     changed = [
         f"{field.name}={_text(getattr(options, field.name))}"
         for field in dataclasses.fields(options)
@@ -182,7 +193,7 @@ def _changed_options(options: Choices) -> str:
 
 
 def _counted(name: str, value: object, width: int) -> list[str]:
-    """A count in one line if that fits, else with a line for each of its parts."""
+    """Return a count in one line if that fits, else with a line for each of its parts."""
     line = f"  {name}: {_text(value)}"
     if len(line) <= width or not isinstance(value, Mapping):
         return [line]
@@ -195,7 +206,7 @@ def _all_fitted(lines: list[str], width: int) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """An option or a count as text: on, off, none, words with commas between them."""
+    """Return an option or a count as text: on, off, none, words with commas between them."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:
@@ -208,7 +219,7 @@ def _text(value: object) -> str:
 
 
 def groups() -> Listing | None:
-    """The process groups of meshes; None if there can't be any yet. Imports nothing."""
+    """Return the process groups of meshes; None if there can't be any yet. Imports nothing."""
     if "torch_overlay.distributed._mesh.universe" not in sys.modules:
         return None
     from .show.groups import listing
@@ -217,7 +228,8 @@ def groups() -> Listing | None:
 
 
 def count() -> tuple[tuple[str, object], ...]:
-    """All counts, in the order of `COUNTERS`. Imports nothing."""
+    """Return all counts, in the order of `COUNTERS`. Counters whose modules aren't imported are left out. Imports
+    nothing."""
     counts: list[tuple[str, object]] = []
     for counter in COUNTERS:
         if isinstance(counter, str):

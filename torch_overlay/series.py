@@ -131,7 +131,7 @@ hook    all          -       rules        hooks:trace_as_torch/trace_as_user_cod
 
 
 def _patches(table: str) -> Iterator[Patch]:
-    """Parse the table. Its lines are rows, ``[units]`` and ``# comments``."""
+    """Yield the rows of the table. Its lines are rows, ``[units]`` and ``# comments``."""
     unit = ""
     for line in filter(None, table.splitlines()):
         if line.startswith("["):

@@ -57,8 +57,8 @@ class Transfer:
             small tensors a run then takes a fraction of the CPU time. Memory that a tensor gave up, because it was
             offloaded or replaced, is free at the next run, or after `forget` or `close`. The same on all ranks.
         timeout: how long a rank waits for others in one step of a run, in seconds or as a timedelta. After that, all
-            ranks that are there raise an error that names those that aren't. By default the timeout of the world, or
-            of the place. The same on all ranks.
+            ranks that are there raise an error that names those that aren't. By default the timeout of the world, or of
+            the place. The same on all ranks.
         changes: send only the elements whose bits differ from what was sent in the last run, as positions and values.
             Each sender keeps what it sent: as much memory as all that it sends, on the tensors' device, or in the
             host's memory with "cpu". The same on all ranks.
@@ -70,8 +70,10 @@ class Transfer:
     Raises:
         ValueError: on every rank, with the names of the tensors: the sides don't fit, reading them failed on some rank,
             pieces of a source leave something out, targets share memory, or only ranks that are gone had some part. Or
-            the budget is too small.
+            the budget is too small. On this rank alone, before it talks to others: an option has a wrong value.
+        TypeError: on this rank alone: `group` or `gone` is no list of ranks.
         RuntimeError: a rank didn't come within the group's timeout; names it.
+        UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
     """
 
     def __init__(
@@ -185,7 +187,11 @@ class Transfer:
         """Call this in place of `run` on a rank that can't run, for instance because its training step failed.
 
         Then `run` is a ValueError on all other ranks, which names this rank and says why. Nothing was sent, and the
-        next run can succeed. Returns the message of that error, with the reasons of other ranks that refuse this run.
+        next run can succeed.
+
+        Returns:
+            The message of that error, with the reasons of other ranks that refuse this run; "" on a rank that has no
+            part in the Transfer.
 
         Raises:
             RuntimeError: the Transfer is closed, or is running; or a rank didn't come within the timeout.
@@ -199,7 +205,9 @@ class Transfer:
         those before.
 
         Raises:
-            ValueError: a tensor is missing or doesn't fit; names it. Nothing was changed.
+            ValueError: a tensor is missing or doesn't fit, or targets share memory; names it. Nothing was changed.
+            TypeError: something in a tree is no tensor that can be moved. Nothing was changed.
+            RuntimeError: the Transfer is closed.
         """
         self._runner.bind(source, target)
 
@@ -212,7 +220,8 @@ class Transfer:
         self._runner.forget()
 
     def close(self) -> None:
-        """Destroy the Transfer's process group, and let go of its tensors. A second call does nothing."""
+        """Destroy the Transfer's process group, and let go of its tensors. Waits for a run in another thread. A second
+        call does nothing."""
         self._runner.close()
 
     def __enter__(self) -> Transfer:
@@ -239,7 +248,7 @@ class Transfer:
 
 
 def _amount(size: int) -> str:
-    """Bytes for people.
+    """Return a number of bytes as text for people.
 
     >>> _amount(1000), _amount(3 << 20)
     ('1000 B', '3.0 MiB')

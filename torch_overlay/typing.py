@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 def overlaid(mesh: DeviceMesh) -> OverlayMesh:
-    """The same mesh, as a type checker should see it under the overlay.
+    """Return the same mesh, as a type checker should see it under the overlay.
 
     Raises:
         TypeError: not a `DeviceMesh`.
@@ -70,6 +70,11 @@ def overlaid(mesh: DeviceMesh) -> OverlayMesh:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
+        """Return torch's `DeviceMesh` for `OverlayMesh`.
+
+        Raises:
+            AttributeError: this module has no such name.
+        """
         if name == "OverlayMesh":
             from torch.distributed.device_mesh import DeviceMesh
 

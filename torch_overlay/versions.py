@@ -39,30 +39,37 @@ class Release:
         return ".".join(map(str, self.number))
 
     @property
-    def alike(self) -> str | None:
+    def compared_with(self) -> str | None:
         """The supported release whose code this one is expected to have: the one with the same minor number. None for a
-        pre-release, whose code changes from night to night under one number."""
+        pre-release, whose code changes from night to night under one number, and if there is no such release."""
         if not re.fullmatch(_FINAL, self.text):
             return None
         return next((name for name in SUPPORTED if parse(name).number[:2] == self.number[:2]), None)
 
     @property
-    def said(self) -> str:
-        """The release as text for people, with the release whose code it is compared with."""
-        return self.text if self.alike in (None, self.name) else f"{self.text}, recognised by the code of {self.alike}"
+    def described(self) -> str:
+        """The release as text for people, with the release whose code it is compared with, if that is another one."""
+        return (
+            self.text
+            if self.compared_with in (None, self.name)
+            else f"{self.text}, recognised by the code of {self.compared_with}"
+        )
 
     @property
     def supported(self) -> bool:
         """True if there are fingerprints by which its code is recognised."""
-        return self.alike is not None
+        return self.compared_with is not None
 
     def in_range(self, patch: Patch) -> bool:
-        """Whether the row is for this release."""
+        """Return whether a row of the series is for this release."""
         return patch.is_for(self.number)
 
 
 def parse(text: str) -> Release:
-    """Parse a version text. Raises UnknownRelease if it has no number.
+    """Parse a version text.
+
+    Raises:
+        UnknownRelease: it doesn't begin with a number as 2.13 or 2.13.0.
 
     >>> parse("2.15.0a0+git1234").number, parse("2.13").name, parse("2.13.0+cpu").supported
     ((2, 15, 0), '2.13.0', True)
@@ -75,7 +82,11 @@ def parse(text: str) -> Release:
 
 
 def running() -> Release:
-    """The release of the torch that is imported, or that would be. Raises UnknownRelease if torch isn't installed."""
+    """Return the release of the torch that is imported, or that would be. Imports nothing.
+
+    Raises:
+        UnknownRelease: torch isn't installed, or its version has no number.
+    """
     release = installed()
     if release is None:
         raise UnknownRelease("torch isn't installed for this Python, so there is nothing to overlay")
@@ -83,7 +94,12 @@ def running() -> Release:
 
 
 def installed() -> Release | None:
-    """The release of the torch that is imported, or that would be; None if torch isn't installed. Imports nothing."""
+    """Return the release of the torch that is imported, or that would be; None if torch isn't installed. Imports
+    nothing.
+
+    Raises:
+        UnknownRelease: its version has no number.
+    """
     torch = sys.modules.get("torch")
     if torch is not None:
         return parse(str(torch.__version__))  # type: ignore[attr-defined]
@@ -105,7 +121,7 @@ def installed() -> Release | None:
 
 
 def refusal(needed: bool) -> str:
-    """One line that says why a command can't run with this torch; empty if it can.
+    """Return one line that says why a command can't run with this torch; empty if it can.
 
     Args:
         needed: the command needs torch. If False, no torch is fine, too.
@@ -117,13 +133,18 @@ def refusal(needed: bool) -> str:
 
 
 def unsupported(release: Release) -> str:
-    """One line that says that a release isn't supported, and which are."""
+    """Return one line that says that a release isn't supported, and which are."""
     return f"torch {release.text} isn't supported; {_SUPPORTS}"
 
 
 @functools.cache
 def fingerprints() -> dict[str, dict[str, dict[str, str]]]:
-    """For each release and module, the digest of the module's file and the fingerprint of each target in it."""
+    """Return for each release and module the digest of the module's file, under "file", and the fingerprint of each
+    target in it. Read once: don't change it.
+
+    Raises:
+        PatchError: the package's loader gives no data files.
+    """
     data = pkgutil.get_data(__package__, "fingerprints.json")  # from a zip, too
     if data is None:
         raise PatchError("torch_overlay was imported by a loader that gives no data: fingerprints.json isn't read")
@@ -131,7 +152,11 @@ def fingerprints() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def require_supported(release: Release) -> None:
-    """Raise UnknownRelease unless there are fingerprints for the release."""
+    """Check that there are fingerprints for the release.
+
+    Raises:
+        UnknownRelease: there are none.
+    """
     if not release.supported:
         raise UnknownRelease(
             f"torch {release.text} isn't one of the releases that torch_overlay knows ({', '.join(SUPPORTED)}), so "
@@ -141,18 +166,25 @@ def require_supported(release: Release) -> None:
 
 
 def unrecognised(patch: Patch, release: Release, source: recognise.Source, live: Any = None) -> str | None:
-    """None if the target is what the row was written for. Else what is there instead, in words.
+    """Return None if the target is what the row was written for, or if the row adds it. Else what is there instead, in
+    words.
 
     On a release without fingerprints (`enable(strict=False)`), a target is recognised if it equals that of any
     supported release for which the row is.
 
     Args:
-        live: the target's raw value, if its module is imported.
+        source: of the row's module.
+        live: the target's raw value, if its module is imported; None to look at the source alone.
+
+    Raises:
+        PatchError: the row has no fingerprint for this release.
     """
     if not patch.qualname or patch.kind is Kind.ADD:
         return None
     names = (
-        [release.alike] if release.alike is not None else [name for name in SUPPORTED if parse(name).in_range(patch)]
+        [release.compared_with]
+        if release.compared_with is not None
+        else [name for name in SUPPORTED if parse(name).in_range(patch)]
     )
     known = [fingerprints().get(name, {}).get(patch.module, {}) for name in names]
     if source.text is None:

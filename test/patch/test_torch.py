@@ -186,7 +186,7 @@ def test_a_changed_body_on_disk_is_refused_and_named(monkeypatch):
     """As on another build of the same release: the file's digest and one method's body are others."""
     row = next(row for row in ROWS if row.name == "__getitem__")
     table = {r: {m: dict(names) for m, names in modules.items()} for r, modules in versions.fingerprints().items()}
-    table[RELEASE.alike][row.module] |= {"file": "another", row.qualname: "another"}
+    table[RELEASE.compared_with][row.module] |= {"file": "another", row.qualname: "another"}
     monkeypatch.setattr(versions, "fingerprints", lambda: table)
     with pytest.raises(errors.ChangedTarget, match=rf"1 of .* targets.*\n.*{row.qualname}: .*another body"):
         torch_overlay.enable()

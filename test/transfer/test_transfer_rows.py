@@ -15,7 +15,7 @@ CLIP = "torch.nn.utils.clip_grad"
 @pytest.mark.parametrize("changed", ["_get_total_norm", "_clip_grads_with_norm_"])
 def test_another_way_to_clip_is_refused(changed, monkeypatch):
     """Both functions are left alone then, since one alone would take gradients that the other doesn't."""
-    known = versions.fingerprints()[versions.running().alike][CLIP]
+    known = versions.fingerprints()[versions.running().compared_with][CLIP]
     monkeypatch.setitem(known, "file", "another")
     monkeypatch.setitem(known, changed, "another")
     with pytest.raises(errors.ChangedTarget, match=f"{CLIP}:{changed}: .* with another body"):

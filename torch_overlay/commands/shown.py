@@ -303,7 +303,7 @@ def _release(text: str) -> int:
     rows = [row for row in PATCHES if row.releases]
     here, elsewhere = ([row for row in rows if release.in_range(row) == gets] for gets in (True, False))
     count = len(PATCHES) - len(rows) + len(here)
-    lines = [f"torch {release.alike}: {count} patches, {len(here)} of them only on some releases"]
+    lines = [f"torch {release.compared_with}: {count} patches, {len(here)} of them only on some releases"]
     for title, some in (("that some other releases don't get", here), ("that this release doesn't get", elsewhere)):
         lines += ["", f"Patches {title}:"]
         lines += [

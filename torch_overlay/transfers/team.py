@@ -421,7 +421,7 @@ class Team:
             out, into: by the place of the other rank in the group, the tensor to send, or to fill.
         """
         if self.control is None:
-            raise AssertionError("ranks that swap letters have a control group")
+            raise AssertionError("ranks that swap messages have a control group")
         messages = [self.control.recv([data], peer, self._tag) for peer, data in into.items()]
         messages += [self.control.send([data], peer, self._tag) for peer, data in out.items()]
         for message in messages:
