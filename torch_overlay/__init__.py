@@ -215,6 +215,7 @@ def explain(
     Raises:
         TypeError: `tensors` has no DTensor.
         ValueError: the placements don't fit the tensor or its mesh, or the picture can't be drawn.
+        ImportError: a picture was asked for, and matplotlib isn't installed.
     """
     from .show.asked import of_anything
 
@@ -238,6 +239,7 @@ def draw(mesh: DeviceMesh | ParallelMeshes, out: str | None = None, gpus_per_hos
     Raises:
         TypeError: not a mesh.
         ValueError: no GPU on a host, or more ranks than a picture can show.
+        ImportError: a picture was asked for, and matplotlib isn't installed.
     """
     from .show.drawing import Drawing
 
@@ -248,10 +250,10 @@ def draw(mesh: DeviceMesh | ParallelMeshes, out: str | None = None, gpus_per_hos
 
 
 def private_groups() -> AbstractContextManager[None]:
-    """Meshes that are made inside this block get process groups that no other mesh shares.
+    """Return a context in which meshes get process groups that no other mesh shares. It also decorates a function.
 
-    Their later views, copies and pickles keep this property. Redistributions over them use no group from outside, not
-    even the default group.
+    Later views, copies and pickles of these meshes keep this property. Redistributions over them use no group from
+    outside, not even the default group.
 
     The block doesn't reach into other threads. A thread that makes a mesh meanwhile is warned that the mesh isn't
     private. To make a private mesh there, decorate the function that makes it.
@@ -300,6 +302,7 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
     Raises:
         ValueError: a malformed address or rank, a rank that is there already, or another key.
         RuntimeError: a rank didn't come in time; names it. Or rank 0 can't listen at the address.
+        UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
 
     >>> import torch, torch_overlay
     >>> with torch_overlay.meet("tcp://127.0.0.1:29613", rank=0, world_size=1) as place:
@@ -342,7 +345,7 @@ def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
 
 
 def checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
-    """A folder of safetensors files, as the source of a `Transfer`. Each byte is read once, by one of the ranks,
+    """Return a folder of safetensors files as the source of a `Transfer`. Each byte is read once, by one of the ranks,
     however the targets are cut.
 
     The ranks that give it read equal shares, in rounds that take half of the Transfer's budget; ranks that give None

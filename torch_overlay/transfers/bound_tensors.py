@@ -62,7 +62,7 @@ class BoundTensor:
         # Of the local tensor that lies there: the bytes that its storage must have, and whether elements overlap.
         self._needed, self._overlaps = 0, False
 
-    def unlike(self, other: BoundTensor) -> str | None:
+    def why_unlike(self, other: BoundTensor) -> str | None:
         """Say why another tensor can't take this one's place in `bind`, in words; None if it can."""
         changed = self._how_changed(other._tensor, other.local)
         if changed is None and other._shape_and_box != self._shape_and_box:
@@ -329,7 +329,7 @@ def rebind_side(
         elif old is None and new is not None:
             problem = f"has {tensor.name!r}, of which this rank had no part when this Transfer was made"
         elif old is not None and new is not None:
-            problem = old.unlike(new)
+            problem = old.why_unlike(new)
         if problem is not None:
             raise ValueError(f"The {side} to bind {problem}. Nothing was bound.")
     return bound

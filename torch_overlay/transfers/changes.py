@@ -87,7 +87,7 @@ class Form(NamedTuple):
 
 def changed(now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor | None:
     """Compare a message with what was sent last. Returns the numbers of the elements whose bits differ, ascending; None
-    if so many differ that the whole message is shorter.
+    if so many differ that the whole message is shorter. On the CPU a sample may decide that.
 
     Args:
         now, before: the bytes of the message, ``form.size`` of them. Those that fill it up may be anything.

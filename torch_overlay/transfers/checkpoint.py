@@ -148,6 +148,8 @@ class Contents:
         Args:
             parts: of each reader; this function adds to it.
             loads: the bytes that each reader reads already.
+            others: the parts to add, in the order of the files. One may be cut for several readers.
+            room: the bytes of a round, see `_cut`.
         """
         size, count, below = sum(map(self.size, others)), 0, 0
         # The readers with the fewest bytes are filled up to one level, (size + below) / count, all in whole numbers.

@@ -110,6 +110,7 @@ def _over(rule: Rule) -> Rule:
 
     @functools.wraps(rule)
     def norm_rule(schema: Any) -> Any:
+        """Do what torch's rule does, for whole tensors in place of those with empty shards."""
         return rule(_as_whole(schema) if _has_no_value_of_nothing(schema) else schema)
 
     return norm_rule

@@ -96,7 +96,7 @@ class LoaderRun:
 
     @property
     def is_clear(self) -> bool:
-        """True if each write is known to belong to one tensor.
+        """True if the loader took all tensors, and each write is known to belong to one tensor.
 
         Fills without a tensor are fine, too, as long as they don't touch memory of a tensor that comes whole, or of a
         piece.

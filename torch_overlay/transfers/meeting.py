@@ -327,7 +327,8 @@ class Place:
         }
 
     def meeting(self, purpose: str, ranks: Sequence[int] | None = None, hint: str = "") -> Meeting:
-        """Return the next meeting of some ranks of this place.
+        """Return the next meeting of some ranks of this place. All of them have to call this in one order, since
+        meetings are counted.
 
         Args:
             purpose: begins the errors.
@@ -655,7 +656,8 @@ def _disconnect_forked_child() -> None:
 
 
 def _disconnect(at: tuple[Any, ...]) -> None:
-    """Lead each descriptor of a socket that is bound or connected to this address to /dev/null."""
+    """Lead each descriptor of a socket that is bound or connected to this address to /dev/null. Does nothing on a
+    system without /dev/fd."""
     try:
         descriptors = [int(name) for name in os.listdir("/dev/fd")]
         null = os.open(os.devnull, os.O_RDWR)

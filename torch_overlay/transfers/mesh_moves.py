@@ -174,7 +174,8 @@ def change_together(
 ) -> list[torch.Tensor]:
     """Move the tensors of one of the `batches`, and return their new local tensors.
 
-    Collective over the ranks that differ in their coordinates on these axes only. All of them give the same changes.
+    Collective over the ranks that differ in their coordinates only on the axes along which some of the tensors move.
+    All of these ranks give the same changes.
 
     Args:
         budget: the bytes that buffers may take.
@@ -183,7 +184,7 @@ def change_together(
 
     Raises:
         ValueError: a local tensor of this rank doesn't fit its placements, or the budget is too small.
-        RuntimeError: the same is so on another rank, or an exchange failed.
+        RuntimeError: a local tensor of another rank doesn't fit, or an exchange failed.
     """
     axes = _axes(changes)
     ranks = ranks_along(mesh, axes, mesh.get_coordinate() or [])
@@ -228,7 +229,8 @@ def moves_along(changes: Iterable[Change], ranks: Ranks, receivers: Sequence[int
 
     Args:
         ranks: those of the slice of the mesh along which they move.
-        receivers: if given, the targets are whole tensors on these ranks.
+        receivers: if given, the targets are whole tensors on these ranks. None, or an empty list, for the new
+            placements.
     """
     moves = []
     receiver_ranks = Ranks.of(receivers, (len(receivers),)) if receivers else None

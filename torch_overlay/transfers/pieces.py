@@ -155,7 +155,7 @@ def _chunk_list(tensor: torch.Tensor) -> list[ChunkStorageMetadata]:
 
 
 def _is_read_by_chunks(tensor: torch.Tensor) -> bool:
-    """True if a tensor has a chunk list. With a pending reduction it isn't read: its chunks hold terms of a sum, not
+    """True if a tensor has a chunk list and no pending reduction. The chunks of a pending one hold terms of a sum, not
     values."""
     is_pending = isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements)
     return not is_pending and hasattr(_tensor_with_chunks(tensor), "__create_chunk_list__")

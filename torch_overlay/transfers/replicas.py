@@ -69,7 +69,8 @@ def replica_problems(
 
 
 def tied_problems(groups: Iterable[tuple[str, ...]], digests: Mapping[int, Digests]) -> list[str]:
-    """Find targets that are one block of memory although their sources differ: the last one written would win.
+    """Say which targets are one block of memory although their sources differ, or are cut so that nothing says that
+    they are equal: the last one written would win. Empty if there are none.
 
     Args:
         groups: names whose targets are one block of memory on some rank.

@@ -209,7 +209,8 @@ class Running:
             torch.accelerator.current_stream(self._stream.device).wait_event(self._end_event)
 
     def unheard(self) -> list[str]:
-        """Return the error of a run for which nobody called `wait`, in words; nothing if there is none."""
+        """Return the error of a run for which nobody called `wait`, in words, as a list of one text; empty if there is
+        none."""
         return [] if self._is_heard or self._error is None else [f"of the last run nobody waited for: {self._error}"]
 
 

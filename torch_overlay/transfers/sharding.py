@@ -103,8 +103,8 @@ def on_several_meshes(shardings: Iterable[Sharding]) -> Sharding | None:
     rank. Nothing here says that the values are equal on all meshes: experts of one name look the same, and differ.
 
     Returns:
-        The sharding on one mesh whose first axis goes over the meshes; None if they overlap, or differ in anything but
-        their ranks.
+        The sharding on one mesh whose first axis goes over the meshes; None if one isn't on a mesh, or if they overlap,
+        or differ in anything but their ranks.
     """
     meshes = sorted(shardings, key=lambda sharding: sharding.ranks)
     first = meshes[0]

@@ -65,7 +65,7 @@ def distribute_tensor(
 
 def uneven_strides(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> Regions | None:
     """Return which coordinate holds which box of a tensor whose strided shards don't divide evenly. None for any other
-    tensor, which torch distributes by itself, or refuses."""
+    tensor, which torch distributes by itself, or refuses; and on a rank outside of the mesh."""
     sizes, shape = tuple(mesh.shape), tuple(whole.shape)
     if _StridedShard not in map(type, placements) or len(placements) != len(sizes) or mesh.get_coordinate() is None:
         return None

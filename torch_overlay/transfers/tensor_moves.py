@@ -102,7 +102,10 @@ def moves_of_checkpoint(
     """List the moves from a checkpoint, those of a round together; the same on every rank, except for `local`.
 
     Args:
+        tensors: those that are moved, the same on every rank.
+        contents: the checkpoint.
         room: the bytes that a reader reads in a round.
+        rank: this one.
         hosts: the name of each rank's machine, for ranks that gave `host=`; None without `relay`.
 
     Returns:

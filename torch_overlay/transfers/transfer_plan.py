@@ -168,6 +168,12 @@ class Plans:
     def _exchanges(self, schedule: Schedule, wires: list[torch.dtype | None], room: int) -> tuple[Exchanges, Traffic]:
         """Make the exchanges of a schedule whose buffers take at most `room` bytes. Collective.
 
+        Args:
+            wires: for each move the dtype in which its tensor travels; None if its dtype doesn't change.
+
+        Returns:
+            The exchanges, and what each rank sends and gets in them.
+
         Raises:
             ValueError: on all ranks, if that is too little for some rank.
         """

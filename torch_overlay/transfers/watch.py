@@ -157,14 +157,15 @@ class Watch:
         return position._replace(seconds=time.monotonic() - since)
 
     def begin(self, text: str, waits: bool = False) -> None:
-        """Note that this rank begins its next run.
+        """Note that this rank begins its next run. If the connections were closed since the last run, this first finds
+        out why, which takes a few seconds.
 
         Args:
             text: the first step, in words.
             waits: True if the rank waits for other ranks in it.
 
         Raises:
-            RuntimeError: the transfer failed before, here or on another rank.
+            RuntimeError: the transfer failed before, here or on another rank. Says how.
         """
         if self.said is None and self.is_cut:
             self.said = self._learn(None)
@@ -176,7 +177,11 @@ class Watch:
         self._at = Position(self._at[0].run + 1, 1, waits, text), time.monotonic()
 
     def enter(self, text: str, waits: bool = False) -> None:
-        """Note that this rank begins the next step of its run. See `begin` for the arguments.
+        """Note that this rank begins the next step of its run.
+
+        Args:
+            text: the step, in words.
+            waits: True if the rank waits for other ranks in it.
 
         Raises:
             RuntimeError: the connections are closed, since another rank failed or the timeout is over.

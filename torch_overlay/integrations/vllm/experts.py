@@ -62,7 +62,8 @@ class LiveExperts:
 
     @property
     def map(self) -> torch.Tensor:
-        """Which logical expert is in each slot now, by layer and slot. It is vLLM's own tensor, which changes."""
+        """Which logical expert is in each slot now, as a tensor by layer and slot. It is vLLM's own tensor, which
+        changes."""
         found: torch.Tensor = self._state.physical_to_logical_map
         return found
 

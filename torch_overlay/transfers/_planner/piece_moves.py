@@ -68,7 +68,7 @@ class End(Protocol):
         """Yield the cells that meet a box, in one order on every rank."""
 
     def cells_of(self, rank: int) -> Iterator[Cell]:
-        """Yield the cells that a rank holds, in that order."""
+        """Yield the cells that a rank holds, in the order of `cells`."""
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
         """Yield each piece that meets a box, with the part of the box that it has."""

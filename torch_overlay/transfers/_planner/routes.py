@@ -102,7 +102,8 @@ class Line(NamedTuple):
         return self.total * (replica + 1) // self.replicas if self.ends is None else self.ends[replica]
 
     def sender(self, place: int) -> int:
-        """Return the replica that sends the element at a position of the line without holes."""
+        """Return the replica that sends the element at a position of the line without holes. The position is less than
+        `total`."""
         if self.ends is not None:
             return bisect_right(self.ends, place)
         guess = place * self.replicas // self.total  # the replica, or the one before it, as `end` rounds down
@@ -154,9 +155,10 @@ def _in_place(move: Move, cell: Coordinate, box: Box) -> Iterator[tuple[int, int
 
 
 def place_in(part: Box, box: Box) -> int:
-    """Return how many elements of a box lie in the parts before this one, if a grid cuts the box into parts.
+    """Return how many elements of a box lie in the parts before this one, if a grid cuts the box into parts. Neither is
+    empty.
 
-    Needs no other part: see the formula above.
+    Needs no other part: see the formula of `begin` in this file, above `Line`.
     """
     place, left, before = 0, box.elements, 1
     for start, length, outer, whole in zip(part.start, part.length, box.start, box.length):
@@ -325,8 +327,8 @@ def filled(loads: Sequence[int], more: int) -> list[int]:
 
 
 def _is_even(moves: Iterable[Move]) -> bool:
-    """True if equal shares are best: every rank of a mesh has the same to send, and two source meshes have either the
-    same ranks or none in common."""
+    """True if it is certain that equal shares are best: source and target have no rank in common, each source is cut
+    into equal shards, and two source meshes have either the same ranks or none in common."""
     meshes: list[Ranks] = []
     for move in moves:
         source = move.source
