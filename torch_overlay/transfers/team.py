@@ -327,12 +327,14 @@ class Team:
         return self.group is not None and distributed_c10d._world.pg_map.get(self.group, ("",))[0] == "fake"
 
     def close_connections(self) -> None:
-        """End every wait in the groups of this rank, in any thread, with an error. No message arrives any more.
+        """End every wait in the groups of this rank, in any thread, with an error. No message arrives any more. An
+        error in closing one group leaves those after it open.
 
         The groups can't be used again; `destroy` still works.
 
         Raises:
             FutureTimeout: a backend other than gloo took longer than ABORT seconds to abort. It goes on in its thread.
+            RuntimeError: the abort failed.
         """
         for group in self._groups:
             if group is self.control:  # gloo's, whatever carries the tensors

@@ -157,7 +157,11 @@ def _placements_function(placements: Any) -> Callable[[str, DTensor], Any]:
     tree = leaves(placements, lambda leaf: _are_placements(leaf))
 
     def from_tree(name: str, tensor: DTensor) -> Any:
-        """Return what the tree has under a name. Raises ValueError if it has nothing there."""
+        """Return what the tree has under a name.
+
+        Raises:
+            ValueError: it has nothing there.
+        """
         if name not in tree:
             raise ValueError(f"placements: the tree has none for {name!r}")
         return tree[name]
