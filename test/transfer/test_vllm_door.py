@@ -395,6 +395,9 @@ def test_an_fp8_checkpoint_gets_no_weights_without_scales(sends, scale):
         fits = sends != "bfloat16" and scale
         with contextlib.nullcontext() if fits else pytest.raises(ValueError, match=r"with their scales.* 'w' without"):
             engine._check_scales()
+        engine._metas = []
+        with pytest.raises(ValueError, match=r"with their scales.* the trainer sends nothing\."):
+            engine._check_scales()
 
 
 def test_what_comes_whole_and_what_nothing_reaches_is_told_to_vllms_log(caplog):

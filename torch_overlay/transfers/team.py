@@ -327,8 +327,7 @@ class Team:
         return self.group is not None and distributed_c10d._world.pg_map.get(self.group, ("",))[0] == "fake"
 
     def close_connections(self) -> None:
-        """End every wait in the groups of this rank, in any thread, with an error. No message arrives any more. An
-        error in closing one group leaves those after it open.
+        """End every wait in the groups of this rank, in any thread, with an error. No message arrives any more.
 
         The groups can't be used again; `destroy` still works.
 
@@ -336,11 +335,12 @@ class Team:
             FutureTimeout: a backend other than gloo took longer than ABORT seconds to abort. It goes on in its thread.
             RuntimeError: the abort failed.
         """
-        for group in self._groups:
-            if group is self.control:  # gloo's, whatever carries the tensors
-                _close_gloo(group)
-            else:
-                in_time(group.abort, ABORT)
+        try:
+            if self.control is not None:  # first: it closes at once, and an abort may fail or hang
+                _close_gloo(self.control)
+        finally:
+            if self.group is not None and self.group is not self.control:
+                in_time(self.group.abort, ABORT)
 
     def never_free(self) -> None:
         """Keep the groups until the process ends, because a collective in one of them doesn't end.

@@ -243,10 +243,11 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         fp8 = [meta.name for meta in self._metas if str(meta.dtype).startswith("torch.float8")]
         scaled = [name for name in fp8 if names & {f"{name}_scale", f"{name}_scale_inv"}]
         if not fp8 or len(scaled) < len(fp8):
-            lacks = next((name for name in fp8 if name not in scaled), self._metas[0].name)
+            lacks = [name for name in fp8 if name not in scaled] or [meta.name for meta in self._metas]
+            what = f"{lacks[0]!r} without" if lacks else "nothing"
             raise ValueError(
                 "The engine 'torch_overlay' needs the weights of an fp8 checkpoint with their scales, as this server "
-                f"has one, and the trainer sends {lacks!r} without. Send both, or start the server from a checkpoint "
+                f"has one, and the trainer sends {what}. Send both, or start the server from a checkpoint "
                 "in the trainer's type, with quantization='fp8' to have vLLM quantize it."
             )
 
