@@ -326,7 +326,11 @@ def _ask_in_time(
     """
 
     def read(name: str, number: int) -> str:
-        """Return the digest of one of this rank's pieces of a source."""
+        """Return the digest of one of this rank's pieces of a source.
+
+        Raises:
+            AssertionError: the tensor isn't in pieces.
+        """
         given = own.sides[0][name]
         if not isinstance(given, Pieces):
             raise AssertionError("a planner asks for digests of pieces")

@@ -307,7 +307,11 @@ def in_groups(blocks: Sequence[Block], own: list[torch.Tensor], other: list[torc
 
 
 def present(local: torch.Tensor | None) -> torch.Tensor:
-    """Return a local tensor that a schedule moves on this rank, which is therefore never None."""
+    """Return a local tensor that a schedule moves on this rank.
+
+    Raises:
+        AssertionError: it is None, which no rank has where its schedule moves something.
+    """
     if local is None:
         raise AssertionError("a rank has what its schedule moves")
     return local

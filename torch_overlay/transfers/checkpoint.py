@@ -517,6 +517,7 @@ class Rounds:
             parts: each with the memory for its bytes.
 
         Raises:
+            AssertionError: this rank is no reader.
             RuntimeError: the file can't be opened, is shorter than it was, or has changed; names the file, and the
                 tensor.
         """

@@ -131,6 +131,9 @@ class P2PBatch:
         Returns:
             A function that waits until all messages are sent and received, and gives the buffers back. It raises
             RuntimeError if one fails.
+
+        Raises:
+            AssertionError: there are messages, and `team` has no group.
         """
         if not self._out and not self._straight and not self._through:
             return lambda: None
@@ -429,9 +432,10 @@ class Exchanges:
         sources after that.
 
         Args:
-            running: the exchange; never None.
+            running: the exchange.
 
         Raises:
+            AssertionError: `running` is None.
             RuntimeError: a message failed, or the watch has closed the connections.
         """
         if running is None:

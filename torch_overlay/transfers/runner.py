@@ -187,7 +187,11 @@ class TransferRunner:
 
     @property
     def _own_group(self) -> TransferGroup:
-        """The process group of the Transfer. Only for a rank of `ranks`; others have none."""
+        """The process group of the Transfer.
+
+        Raises:
+            AssertionError: this rank isn't one of `ranks`, so that it has none.
+        """
         if self._group is None:
             raise AssertionError("a rank that takes part has a group")
         return self._group

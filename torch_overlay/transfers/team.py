@@ -417,10 +417,14 @@ class Team:
         return [messages[place] if peer == place else bytes(received.get(peer, b"")) for peer in range(size)]
 
     def _send_and_receive(self, out: Mapping[int, torch.Tensor], into: Mapping[int, torch.Tensor]) -> None:
-        """Send and receive messages in the control group, and wait for all of them. Raises as `wait`.
+        """Send and receive messages in the control group, and wait for all of them.
 
         Args:
             out, into: by the place of the other rank in the group, the tensor to send, or to fill.
+
+        Raises:
+            AssertionError: there is no control group.
+            RuntimeError: as `wait`.
         """
         if self.control is None:
             raise AssertionError("ranks that swap messages have a control group")

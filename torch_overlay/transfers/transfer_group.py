@@ -109,7 +109,11 @@ class TransferGroup:
 
     @property
     def member(self) -> Team:
-        """The team of a rank that takes part. Only between `make` and `close`."""
+        """The team of a rank that takes part.
+
+        Raises:
+            AssertionError: `make` wasn't called yet.
+        """
         if self.team is None:
             raise AssertionError("a rank that takes part is in the group")
         return self.team

@@ -234,12 +234,12 @@ class Watch:
         heard = threading.Event()
         found = ask_aside(lambda: self._find_missing(own, heard))
         found.add_done_callback(lambda _: heard.set())  # a store that is gone raises at once
-        try:
-            if not heard.wait(FIRST):
-                raise FutureTimeout
-            return self._explain(found.result(ANSWER + STORE))
-        except (FutureTimeout, RuntimeError):
-            self.cut()
+        if heard.wait(FIRST):
+            try:
+                return self._explain(found.result(ANSWER + STORE))
+            except (FutureTimeout, RuntimeError):
+                pass
+        self.cut()
         who = "the store of these ranks doesn't answer"
         if self._keeper is not None and self._keeper != self.rank:
             died = "which kept the store: it died, or left after a failure that it named"
