@@ -103,6 +103,7 @@ def disable(*, force: bool = False) -> None:
     Raises:
         ForeignPatch: somebody patched one of these objects after `enable`: another library, or a mode that is still on.
             Their patch may call ours, or restore it later, so nothing was changed.
+        OverlayError: an object couldn't be put back. All others were.
     """
     from . import overlay
 
@@ -213,8 +214,10 @@ def explain(
         A value that prints as text.
 
     Raises:
-        TypeError: `tensors` has no DTensor.
-        ValueError: the placements don't fit the tensor or its mesh, or the picture can't be drawn.
+        TypeError: `tensors` has no DTensor, or `placements` gives something that is no placement.
+        ValueError: the placements don't fit a tensor or its mesh, the budget is too small for some rank, two leaves of
+            the tree have one name, or the picture can't be drawn. Always for a Transfer of more than 1,024 pieces, of
+            which no rank knows what all ranks send.
         ImportError: a picture was asked for, and matplotlib isn't installed.
     """
     from .show.asked import of_anything

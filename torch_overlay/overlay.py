@@ -383,7 +383,8 @@ def _release_text() -> str:
 
 
 def _row(patch: Patch) -> report.RowStatus:
-    """Return the state of a row, and the reason if it isn't applied."""
+    """Return the state of a row, and the reason if the overlay is on and the row isn't applied. While the overlay is
+    off, the state is "off" without a reason."""
     state, why = "off", ""
     if _session is not None:
         if patch in _session.changes:

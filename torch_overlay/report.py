@@ -29,7 +29,7 @@ class RowStatus:
 
     Attributes:
         state: on, waiting, left out, stands down or off.
-        why: the reason for any state but on.
+        why: the reason for any state but on; empty while the overlay is off.
     """
 
     target: str

@@ -384,6 +384,17 @@ def test_an_update_of_vllm_0_24_in_the_checkpoints_format_is_refused_and_the_mod
             WorkerEngine.trainer_send_weights(iter(()), {})
 
 
+def test_a_vllm_with_other_factories_goes_on_without_the_engine(caplog):
+    """vLLM calls plugins without a guard, in processes of people who never ask for this engine."""
+    with installed([]):
+        from torch_overlay.integrations import vllm as door
+
+        factories = importlib.import_module("vllm.distributed.weight_transfer.factory")
+        with mock.patch.object(factories, "WeightTransferEngineFactory", object()):
+            door.register()
+    assert "the engine 'torch_overlay' is not registered" in caplog.text and "_registry" in caplog.text
+
+
 @pytest.mark.parametrize("sends", ["bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("scale", ["", "w_scale_inv"])
 def test_an_fp8_checkpoint_gets_no_weights_without_scales(sends, scale):

@@ -282,7 +282,6 @@ def compared(
     """A table that compares two ways: a figure of each, and how many times better the second is.
 
     Args:
-        heads: the names of the ways.
         rows: a label, a figure of each way, and how many decimals to print. A row with None isn't printed.
 
     >>> print(*compared(("loop", "Transfer"), [("calls", 900, 1, 0), ("bytes", None, None, 0)]), sep="\\n")

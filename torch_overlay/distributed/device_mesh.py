@@ -461,9 +461,7 @@ class _DeviceMesh:
 
         Args:
             dim: the number of the mesh dim, also a negative one.
-            mesh_sizes: sizes of the new mesh dims.
-            mesh_dim_names: their names.
-            backend_override: one (backend, options) for each of them.
+            backend_override: one (backend, options) for each new mesh dim.
 
         Raises:
             IndexError: the mesh has no such dim.

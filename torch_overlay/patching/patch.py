@@ -80,11 +80,7 @@ class Patch:
         return None
 
     def is_for(self, release: tuple[int, ...]) -> bool:
-        """True if the row is for this release.
-
-        Args:
-            release: its three numbers.
-        """
+        """True if a release, given as three numbers, is within all bounds of `releases`."""
         bounds = [(sign, (*map(int, number.split(".")), 0, 0)[:3]) for sign, number in BOUND.findall(self.releases)]
         return all(release >= number if sign == ">=" else release < number for sign, number in bounds)
 

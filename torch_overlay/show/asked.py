@@ -217,7 +217,11 @@ def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
 
 
 def of_transfer(transfer: Transfer) -> FlowExplanation:
-    """Explain what each `run` of a Transfer does. Works on a rank that neither sends nor receives, too."""
+    """Explain what each `run` of a Transfer does. Works on a rank that neither sends nor receives, too.
+
+    Raises:
+        ValueError: it has more than 1,024 pieces, so that no rank knows what all ranks send.
+    """
     tensors = transfer._runner.tensors
     shapes = [(tensor.source.regions.shape, tensor.wire.itemsize) for tensor in tensors]
     return FlowExplanation(

@@ -73,8 +73,12 @@ class OverlaySession:
         os.environ.update({name: wanted[name] for name in self.environ})
 
     def end(self) -> None:
-        """Turn the overlay off, add to `left` what it left behind, and restore the environment. A second call does
-        nothing."""
+        """Turn the overlay off, also where a test patched over it, add to `left` what it left behind, and restore the
+        environment. A second call does nothing.
+
+        Raises:
+            OverlayError: an object of torch's couldn't be put back. `left` isn't complete then.
+        """
         if not self.on:
             return
         self.on = False

@@ -496,7 +496,8 @@ class Rounds:
         return entry.begin + part.first * entry.itemsize
 
     def _stretches(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[Part]]]:
-        """Group parts that follow one another in a file, for one read. Yields the file's number and the parts."""
+        """Group parts that follow one another in a file, for one read of at most VECTORS parts. Yields the file's
+        number and the parts."""
         stretch: list[Part] = []
         for part, after in zip(parts, [*parts[1:], None]):
             stretch.append(part)

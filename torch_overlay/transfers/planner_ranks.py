@@ -630,8 +630,14 @@ class Answers:
         own: Sequence[Mapping[str, Sharding]],
         others: Sequence[Mapping[str, Sharding]],
     ) -> Sharding:
-        """Return the sharding of a side of which this rank has no part. It is in pieces, and only the planner knows
-        their boxes; this rank knows the shape from the other side."""
+        """Return the sharding of a side of which this rank has no part. Only the planner knows its boxes, so it is
+        marked as being in pieces, with none listed. The shape is that of the other side.
+
+        Args:
+            name: of a tensor that this rank has on the other side.
+            kind: the side's dtype and type of device, as the planner says.
+            own, others: for each side the shardings by name, of this rank's tensors and of all others.
+        """
         shape = next(tuple(side[name].regions.shape) for side in (*own, *others) if name in side)
         return replicated_sharding(kind[0], shape, (), kind[1])._replace(pieces=((),))
 

@@ -266,7 +266,11 @@ def _batches_across(tensors: Sequence[DTensor], numbers: Sequence[int], budget: 
 
 
 def _on_one_mesh(mesh: DeviceMesh, changes: dict[int, Change], budget: int) -> dict[int, DTensor]:
-    """Redistribute tensors on one mesh, and return the new ones by number. Collective. Raises as `change_together`."""
+    """Redistribute tensors on one mesh, and return the new ones by number. Collective.
+
+    Tensors along whose axes the mesh has one process group move together, the others one by one by `redistribute` of
+    torch. Raises as `change_together` and that do.
+    """
     results: dict[int, DTensor] = {}
     together, alone = batches(mesh, changes)
     for numbers in together:

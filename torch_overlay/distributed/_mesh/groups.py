@@ -616,8 +616,16 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
 
 
 def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str | None:
-    """The name of the group of a flattened view over the indices of ``key``. Of several
-    views, the one whose name sorts first. None if there is none."""
+    """The name of the group of a flattened view over the indices of ``key``, for
+    collectives over several axes. Of several views, the one whose name sorts first.
+
+    None if no view qualifies. A view doesn't if it has no group, a private one
+    (``is_apart``), or the default group; with the setting ``mesh_joint_groups`` at
+    "existing" the default group is fine, too.
+
+    Raises:
+        ValueError: there is no default group.
+    """
     # With "existing", the default group may serve axes that the user flattened into it.
     # With any other setting we make a group, so that these collectives don't queue
     # behind the user's own in the default group.

@@ -257,7 +257,8 @@ class View:
 
     def window(self, layout: _MeshLayout, start: int) -> View:
         """The copy of ``layout`` at index ``start``, as a view of a rank map of its
-        own. Other ranks see such a copy as theirs."""
+        own. A rank of another copy calls this with its own ``start``, and gets another
+        view. ``layout`` must be orthogonal."""
         return View(
             Window(self.rank_map, layout.collapse(), start),
             _MeshLayout.from_sizes_strides(layout.top_level_sizes),

@@ -221,8 +221,7 @@ class GroupTable:
             del self.entries[key]
 
     def unused_key(self, key: Key) -> Key:
-        """Return this key with the lowest number from 1 on that isn't in the table. No
-        other request has such a key.
+        """Return this key with the lowest number from 1 on that isn't in the table.
 
         It doesn't reserve the key: two calls return the same one unless it is entered
         in between.

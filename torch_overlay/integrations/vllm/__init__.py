@@ -29,10 +29,18 @@ def register() -> None:
     """Register the engine with those factories that this vLLM has; log which one lacks. A second call registers
     nothing.
 
-    Never raises: vLLM calls plugins without a guard, also in processes of people who never ask for this engine. Up to
-    0.24 vLLM has no factory for trainers, and an ImportError here ended each of its processes. The engine itself is
-    imported when somebody asks for it by name; if this vLLM is too old, that error says which one is needed.
+    Never raises, and logs a warning instead: vLLM calls plugins without a guard, also in processes of people who never
+    ask for this engine. The engine itself is imported when somebody asks for it by name; if this vLLM is too old, that
+    error says which one is needed.
     """
+    try:
+        _register()
+    except Exception:
+        logger.warning("the engine %r is not registered", BACKEND, exc_info=True)
+
+
+def _register() -> None:
+    """Do what `register` says. Raises whatever a vLLM raises that has other factories than we know."""
     factories = _try_import("vllm.distributed.weight_transfer.factory")[0]
     for factory, side, name in (
         ("WeightTransferEngineFactory", "worker", "WorkerEngine"),

@@ -258,6 +258,10 @@ def _by_map(
         places: for each logical expert the slots of this worker that have it.
         logical: how many experts there are.
         physical: how many slots all workers have.
+
+    Returns:
+        A loader with the arguments of vLLM's. It returns whether `loader` took the weights for some slot, or None
+        without `return_success`, and raises IndexError for a slot's number outside `physical`.
     """
 
     @functools.wraps(loader, assigned=())

@@ -233,8 +233,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
         Args:
             failed: the error of the sender's call. None if it succeeded, and on the other trainers.
-            what: what the servers were asked to do, for the message.
-            then: what follows from the failure, for the message.
+            what, then: for the message: what the servers were asked to do, and what follows from the failure.
 
         Raises:
             Exception: on the sender, `failed` itself.

@@ -234,7 +234,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         checkpoint. The loader would cast weights without scales, and keep the scales of the former ones.
 
         Raises:
-            ValueError: it sends weights without scales. Names the first one.
+            ValueError: an fp8 tensor comes without its scale, or no fp8 tensor comes at all. Names the first one.
         """
         config = getattr(getattr(self, "vllm_config", None), "quant_config", None)
         if not getattr(config, "is_checkpoint_fp8_serialized", False):

@@ -143,13 +143,9 @@ class Side(NamedTuple):
         return number
 
     def holder(self, cell: Coordinate, replica: int) -> int:
-        """Return the rank that is a replica of a cell.
-
-        Args:
-            replica: its number, as `replica` gives it.
-        """
+        """Return the rank that is a replica of a cell. Replicas are counted over the replica axes, the last one
+        fastest."""
         coordinate = list(cell)
-        # The last axis counts fastest, as in `replica`.
         for axis in reversed(self.replica_axes):
             coordinates = self.ranks.ranges[axis]
             replica, at = divmod(replica, len(coordinates))

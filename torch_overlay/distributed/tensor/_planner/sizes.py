@@ -232,8 +232,8 @@ class Range(NamedTuple):
     most: float = math.inf
 
     def meet(self, other: Range) -> Range:
-        """Return the factors that both ranges have. The result always has 1, even if
-        the ranges only touch."""
+        """Return the factors that both ranges have. Both have 1, up to rounding, and so
+        does the result."""
         return Range(
             min(max(self.least, other.least), 1.0), max(min(self.most, other.most), 1.0)
         )

@@ -248,13 +248,10 @@ def _in_place(pieces: Blocks, dim: int, shape: Sequence[int]) -> bool:
 
 
 def joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Concatenate blocks into one flat tensor, each in row-major order.
+    """Concatenate one or more blocks into one flat tensor, each in row-major order.
 
     A single contiguous block of at least one dim gives a view; anything else, a new
     tensor.
-
-    Args:
-        parts: the blocks, at least one.
     """
     if parts[0].ndim and all(part.shape[1:] == parts[0].shape[1:] for part in parts):
         return flattened(torch.cat(parts) if len(parts) > 1 else parts[0])

@@ -420,8 +420,10 @@ def pads_step_by_step(
 
 
 def _one_collective(steps: Sequence[Step], question: Question) -> Collective | None:
-    """Return the only step of a plan if it is a collective over one axis, only the
-    placement of this axis changes, and all placements are plain; else None."""
+    """Return the only step of a plan, if the step-by-step path would run the same: it
+    is a collective over one axis, only the placement of this axis changes, all
+    placements are of the classes Shard, Replicate or Partial themselves, and both shard
+    orders are the default. Else None."""
     step = steps[0] if len(steps) == 1 else None
     if (
         not isinstance(step, Collective)
