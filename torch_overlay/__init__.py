@@ -303,7 +303,9 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
         timeout: seconds that the ranks of the place wait for one another.
 
     Raises:
-        ValueError: a malformed address or rank, a rank that is there already, or another key.
+        ValueError: a malformed address or rank, an empty key, or another key than rank 0 gave. After the timeout, since
+            an earlier place at the address may be about to close: a rank that is there already, or another
+            `world_size`.
         RuntimeError: a rank didn't come in time; names it. Or rank 0 can't listen at the address.
         UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
 

@@ -86,8 +86,8 @@ class Session:
         self.import_bodies(patch for patch in self.patches if ready(patch.module))
 
     def import_bodies(self, patches: Iterable[Patch]) -> None:
-        """Import the bodies of these rows. A row whose body can't be imported is left out, with its unit. Call it
-        without our lock, since an import takes locks of its own.
+        """Import the bodies of these rows. A row whose body can't be imported is left out, with those of its unit
+        that aren't applied yet. Call it without our lock, since an import takes locks of its own.
 
         Raises:
             OverlayError: the session is strict, and a body can't be imported.
@@ -121,7 +121,7 @@ class Session:
 
         Raises:
             ChangedTarget: the session is strict, and a live target isn't what torch has there. If it isn't, such rows
-                are left out, with their units.
+                are left out, with those of their units that aren't applied yet.
             OverlayError: a row can't be applied. Nothing was patched.
             PatchError: a row contradicts its body, or has no fingerprint for this release. Nothing was patched.
         """
@@ -140,13 +140,14 @@ class Session:
             self.waiting.pop(module, None)
 
     def refuse(self, refused: dict[Patch, str]) -> None:
-        """Leave out these rows and the others of their units.
+        """Note in `refused` these rows, and the others of their units that aren't applied yet. A row that is applied
+        stays so, also where another one of its unit, in a module that is imported later, is refused.
 
         Args:
             refused: by row, what is there instead of its target. If it is empty, nothing happens.
 
         Raises:
-            ChangedTarget: the session is strict. Lists all of these rows.
+            ChangedTarget: the session is strict. Lists all of these rows; nothing is noted.
         """
         if refused and self.strict:
             lines = [f"  {patch.target}: {why}" for patch, why in refused.items()]

@@ -274,7 +274,8 @@ class ParallelMeshes:
         return name in _names(home) and home[name] == axis
 
     def _has_joined(self, home: DeviceMesh, axis: DeviceMesh) -> bool:
-        """True if `axis`, a mesh of one axis, has the ranks of one or several axes of `home`, joined."""
+        """True if `axis`, a named mesh of one axis, is an axis of `home` by name, or has the ranks of one or several of
+        its axes, joined, in the same order and on the same type of device."""
         if self._has_by_name(home, axis):
             return True
         ranks = axis.mesh.tolist()

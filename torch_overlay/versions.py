@@ -57,7 +57,8 @@ class Release:
 
     @property
     def supported(self) -> bool:
-        """True if there are fingerprints by which its code is recognised."""
+        """True if its text, which alone is looked at, names a release whose code we know, or another patch release of
+        one. Never for a pre-release."""
         return self.compared_with is not None
 
     def in_range(self, patch: Patch) -> bool:

@@ -224,7 +224,7 @@ def test_the_control_group_closes_though_an_abort_fails(monkeypatch):
 
 def test_a_store_that_does_not_answer_is_given_up(monkeypatch):
     """Where a process forked by rank 0 kept its connections open, a server waited 54 s after its timeout of 5."""
-    for name in ("ANSWER", "STORE", "LISTEN"):
+    for name in ("FIRST", "ANSWER", "STORE", "LISTEN"):
         monkeypatch.setattr(watch, name, 0.1)
     begun, closed = time.monotonic(), []
     of_failed = watch.Watch(range(3), 1, Silent(), datetime.timedelta(seconds=0.1), 0, lambda: closed.append(True))

@@ -44,7 +44,7 @@ class OverlaySession:
     """The overlay from pytest's configuration to the end of its last test.
 
     Attributes:
-        before: what torch had at each target before enable().
+        before: what torch had at each target before enable(); empty where the overlay was on already.
         environ: the variables that were changed, with their former values.
         left: what the overlay left behind in torch, in words.
         switched_off: the tests before which the overlay was found off.

@@ -132,7 +132,9 @@ class BoundTensor:
         return settled(self._tensor._local_tensor)
 
     def problem(self, local: torch.Tensor) -> str | None:
-        """Say why this tensor can't be part of a run, in words; None if it can. Updates `location`.
+        """Say why this tensor can't be part of a run, in words; None if it can. Updates `location`, unless its
+        sharding, shape, dtype or device isn't the planned one any more. Remembers an equal spec that took the place of
+        the planned one.
 
         Args:
             local: its local tensor as it is now.

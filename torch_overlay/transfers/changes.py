@@ -551,14 +551,16 @@ class ChangesOnly(Exchanges):
         return splits
 
     def _compared(self, number: int, packed: torch.Tensor, sources: Locals) -> tuple[list[torch.Tensor], list[Header]]:
-        """Compare all messages of exchange `number` with what was sent last, keep what is sent now, and add to
-        `changed`.
+        """Compare the messages of exchange `number` with what was sent last, where a receiver has that. Keep what is
+        sent now in its place, and add to `changed`. If the exchange fails later, receivers lack what is kept; see
+        `send_whole_next`.
 
         Args:
             packed: the whole messages, one behind the other. Large pieces aren't there, and are compared in `sources`.
 
         Returns:
-            The bytes of each message, none for a large piece that goes whole; and the header of each.
+            The bytes of each message, none for a large piece that goes whole; and the header of each. A whole message
+            is a view of `packed`, which must not be given back before the message is sent.
         """
         out: list[torch.Tensor] = []
         headers: list[Header] = []

@@ -190,7 +190,13 @@ class Contents:
         return max(part.first, _whole_rows(entry, part.first + at // entry.itemsize, room))
 
     def _rounds(self, parts: Iterable[Part], room: int) -> list[list[Part]]:
-        """Cut a reader's parts into rounds of at most `room` bytes, each part aligned. There is at least one round."""
+        """Cut a reader's parts into rounds. A part that doesn't fit into what is left of a round goes on in the next,
+        from a whole row on where rows are small beside `room`. There is at least one round, which may be empty.
+
+        Args:
+            room: the bytes that the parts of a round take, each aligned: a multiple of ALIGNED, so that at least one
+                element fits.
+        """
         rounds, left = list[list[Part]]([[]]), room
         for number, first, last in parts:
             entry = self.entries[number]

@@ -288,8 +288,9 @@ class _Recorder(TorchDispatchMode):
             self.records[name].comes_whole(f"its loader calls {func}")
 
     def _computes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Collection[str]) -> Any:
-        """Run an operation that doesn't write to the model. If it takes a tensor of the checkpoint, its results are
-        views of that tensor, or else are marked as computed from it.
+        """Run an operation that doesn't write to the model. If it takes a tensor of the checkpoint, it runs on meta.
+
+        Its results are then views of that tensor. Or they are marked as computed from it, and the tensor comes whole.
 
         Args:
             func: the operation, with its `args` and `kwargs`.

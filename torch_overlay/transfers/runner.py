@@ -634,8 +634,8 @@ class TransferRunner:
         ]
 
     def forget(self) -> None:
-        """Free the buffers and what `keep` and `changes` keep. With `changes` the next run gets everything whole. Waits
-        for a run in another thread. Does nothing once the Transfer is closed."""
+        """Free the buffers and what `keep` and `changes` keep. With `changes` everything goes whole from and to this
+        rank in the next run. Waits for a run in another thread. Does nothing once the Transfer is closed."""
         with self._running:
             if self.traffic and not self._is_closed:
                 self._buffers.forget()

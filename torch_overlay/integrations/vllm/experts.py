@@ -120,7 +120,7 @@ class LiveExperts:
             )
 
     def check_landings(self, found: Landings) -> None:
-        """Check that each expert is written directly, and all of it: a slot that gets less than another one would keep
+        """Check that each expert is written directly, and that no slot gets less than another. Such a slot would keep
         old weights, perhaps those of an expert that has left it.
 
         Raises:
@@ -222,7 +222,9 @@ def _local_slots(module: Any, physical: int) -> list[int]:
         physical: how many slots all workers have.
 
     Raises:
-        ValueError: they aren't consecutive, as vLLM takes them to be when it moves experts.
+        ValueError: they aren't one of the equal, consecutive blocks that vLLM takes them to be when it moves experts;
+            vLLM's map hasn't `physical` rows; or the layer has fused shared experts.
+        AttributeError: the layer has no such map, in another vLLM.
     """
     manager, many = module.expert_map_manager, int(module.local_num_experts)
     rows = [*range(physical)] if manager.expert_map is None else manager.expert_map.tolist()

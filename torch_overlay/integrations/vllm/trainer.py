@@ -139,7 +139,8 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         return engine
 
     def _planned(self, weights: dict[str, Any]) -> torch_overlay.Transfer:
-        """Return a new transfer that sends these weights, by name, to all workers. Collective over all trainers and
+        """Return a new transfer that sends these weights, by name, to all workers. Names that no worker takes are left
+        out (`Transfer.left_out`). The caller stores it, and closes the former one. Collective over all trainers and
         workers. Raises as `torch_overlay.Transfer`.
         """
         return torch_overlay.Transfer(weights, None, group=self._place, strict=False, **self._options)
@@ -253,7 +254,10 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             raise failed
 
     def shutdown(self) -> None:
-        """Leave the workers, and let go of the tensors. A second call does nothing. `send_weights` raises after it."""
+        """Leave the workers, and close the transfer. The engine keeps its source, and so what the source holds.
+
+        A second call does nothing. `send_weights` raises a RuntimeError after it.
+        """
         transfer, self._transfer = self._transfer, None
         place, self._place = self._place, None
         for each in (transfer, place):
