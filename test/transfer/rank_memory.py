@@ -15,7 +15,7 @@ from on_device import DEVICE
 from rank_pieces import Side
 from rank_transfers import FLOATS
 from rank_weights import any_bits, same
-from torch_overlay.transfers import exchanges
+from torch_overlay.transfers import exchanges, runner
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
 from width import NIGHTLY
@@ -226,14 +226,22 @@ class MemoryCases:
                 return {"embed": embed, "head": distribute_tensor(head, mesh, [placement], src_data_rank=None)}, None
             return None, {"embed": block[:8], "head": head_target}
 
-        with torch_overlay.Transfer(*sides(whole, block[:8])) as transfer:
-            transfer.run()
-            self.assertTrue(self.rank < 4 or same(block[:8], whole))
-            source, _ = sides(other, block)
-            if self.rank < 4:
-                transfer.bind(source=source)
-            with self.assertRaisesRegex(ValueError, "'embed' and 'head' are one block of memory.*different values"):
-                transfer.run(check=True)
+        for changes in (False, True):
+            with torch_overlay.Transfer(*sides(whole, block[:8]), changes=changes) as transfer:
+                transfer.run()
+                self.assertTrue(self.rank < 4 or same(block[:8], whole))
+                source, _ = sides(other, block)
+                if self.rank < 4:
+                    transfer.bind(source=source)
+                for check in (True, False):  # else the one that comes last would win
+                    with self.assertRaisesRegex(ValueError, "'embed' and 'head' are one block.*different values"):
+                        transfer.run(check=check)
+                transfer.run(only=["embed"])
+                if self.rank < 4:  # tied at the source, too: nothing to compare
+                    transfer.bind(source={"embed": source["head"], "head": source["head"]})
+                with mock.patch.object(runner, "replica_problems_now", side_effect=AssertionError):
+                    transfer.run()
+                self.assertTrue(self.rank < 4 or same(block[:8], other))
         for given, said in (
             (sides(other, block[:8]), "'embed' and 'head' are one block of memory.*have different values"),
             (sides(whole, block[:8], Shard(1)), "are cut in different ways"),

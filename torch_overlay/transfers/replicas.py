@@ -131,12 +131,14 @@ def replica_problems_now(
     moves: Sequence[TensorMove],
     multi_mesh: Collection[str],
     are_all_asked: bool,
+    are_ties_apart: bool,
 ) -> list[str]:
-    """Compare the replicas of the sources before a run. Collective over the team.
+    """Compare the replicas of the sources before a run, and the sources of tied targets. Collective over the team.
 
     Sources that lie on several meshes are compared in each run, since nothing else says that they are replicas: when
-    the Transfer was made, experts of one name may all have been zero. For `run(check=True)`, plain tensors, pieces and
-    the sources of tied targets are compared, too. Replicas on one mesh aren't: they are the program's affair.
+    the Transfer was made, experts of one name may all have been zero. So are the sources of tied targets, unless they
+    are tied, too. For `run(check=True)`, plain tensors and pieces are compared as well. Replicas on one mesh aren't:
+    they are the program's affair.
 
     Args:
         tensors: of the Transfer.
@@ -144,11 +146,13 @@ def replica_problems_now(
         sources, locals_: by index of the move, the tensor and its local tensor; None where this rank has no part.
         multi_mesh: the names of the sources that lie on several meshes.
         are_all_asked: True for `run(check=True)`; the same on all ranks.
+        are_ties_apart: True if on some rank the sources of tied targets aren't one block of memory; the same on all
+            ranks.
 
     Returns:
         What differs, in words, the same on all ranks.
     """
-    tied = sorted(tied) if are_all_asked else []
+    tied = sorted(tied) if are_all_asked or are_ties_apart else []
     asked = {name for names in tied for name in names} | {*multi_mesh}
     own = source_digests(
         sources,

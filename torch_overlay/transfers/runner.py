@@ -335,6 +335,7 @@ class TransferRunner:
                 tensors = [side[index] for side in (self._sources, self._targets) for index in indices]
                 state = LastRun(tensors, sources, targets, shared)
         problems += [] if self._agreement.files is None else self._agreement.files.changes()
+        are_ties_apart = not problems and self._are_ties_apart(names, indices, sources)
         if state is not None:
             self._last_runs[names] = state
         plan = self._plans.by_names.get(names)
@@ -361,7 +362,7 @@ class TransferRunner:
         needs_whole = self._needs_whole or any(
             self._wrote.get(index, where) != where for index, where in memory.items()
         )
-        report = RunReport(problems, names, version, check, async_op, needs_whole)
+        report = RunReport(problems, names, version, check, async_op, needs_whole, are_ties_apart)
 
         def job(sent: Callable[[], None]) -> None:
             """Run, and call `sent` when no source is read any more."""
@@ -447,11 +448,12 @@ class TransferRunner:
         if group.watch is not None:
             group.watch.begin("the reports before the run", waits=True)
         try:
-            problems, version, is_background, need_whole = report.agree(self._member)
+            problems, version, is_background, need_whole, are_ties_apart = report.agree(self._member)
             group.enter("planning", True)
             multi_mesh = self._agreement.multi_mesh
-            if not problems and (report.checks or not multi_mesh.isdisjoint(report.only or multi_mesh)):
-                problems = self._replica_problems(sources, report.checks)
+            has_several_meshes = not multi_mesh.isdisjoint(report.only or multi_mesh)
+            if not problems and (report.checks or has_several_meshes or are_ties_apart):
+                problems = self._replica_problems(sources, report.checks, are_ties_apart)
             if not problems and report.only not in self._plans.by_names:
                 try:
                     self._plans.add(report.only, indices, sources, shared)
@@ -590,9 +592,29 @@ class TransferRunner:
             said = watch.settle(error, is_own=not watch.position.waits)
         return RuntimeError(f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {said}")
 
-    def _replica_problems(self, sources: Locals, are_all_asked: bool) -> list[str]:
+    def _are_ties_apart(self, only: tuple[str, ...] | None, indices: Sequence[int], sources: Locals) -> bool:
+        """True if targets of several names are one block of memory, and this rank's sources of these names are not, so
+        that their values may differ. False for a checkpoint, where this was checked when the Transfer was made.
+
+        Args:
+            only: the names that are moved, None for all; `indices` are the moves of these that this rank knows.
+            sources: this rank's local tensors, by index of the move; None where it has no part.
+        """
+        agreement = self._agreement
+        if not agreement.tied or agreement.contents is not None:
+            return False
+        held: dict[str, set[object]] = {}
+        for index in indices:
+            tensor, local = self._sources[index], sources[index]
+            if tensor is not None and local is not None and (part := tensor.part(local)) is not None:
+                # Its type, its box of the whole tensor, and the memory.
+                held.setdefault(agreement.moves[index].tensor.name, set()).add(part[1:])
+        groups = [[name for name in names if only is None or name in only] for names in agreement.tied]
+        return any(len({frozenset(held.get(name, ())) for name in names}) > 1 for names in groups)
+
+    def _replica_problems(self, sources: Locals, are_all_asked: bool, are_ties_apart: bool) -> list[str]:
         """Compare the replicas of these sources, and return what differs, in words, the same on all ranks. Collective.
-        See `replica_problems_now`, also for `are_all_asked`."""
+        See `replica_problems_now`, also for the last two arguments."""
         agreement = self._agreement
         return replica_problems_now(
             self._member,
@@ -603,6 +625,7 @@ class TransferRunner:
             agreement.moves,
             agreement.multi_mesh,
             are_all_asked,
+            are_ties_apart,
         )
 
     def _shared(

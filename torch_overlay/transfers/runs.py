@@ -59,12 +59,14 @@ class RunDecision(NamedTuple):
         is_background: True if some rank runs in the background. All ranks then compare, at the end, whether sources
             changed meanwhile.
         need_whole: the ranks that need everything whole, since they lack what was sent to them last.
+        are_ties_apart: True if on some rank the sources of targets that are one block of memory are not.
     """
 
     problems: list[str]
     version: int | None = None
     is_background: bool = False
     need_whole: frozenset[int] = frozenset()
+    are_ties_apart: bool = False
 
 
 class RunReport(NamedTuple):
@@ -77,6 +79,8 @@ class RunReport(NamedTuple):
         checks: whether it gave `check=True`.
         is_background: whether it gave `async_op=True`.
         needs_whole: whether its targets may differ from what was sent to it last, so that changes alone aren't enough.
+        are_ties_apart: whether its sources of targets that are one block of memory are not, so that their values may
+            differ.
     """
 
     problems: Sequence[str]
@@ -85,11 +89,12 @@ class RunReport(NamedTuple):
     checks: bool = False
     is_background: bool = False
     needs_whole: bool = False
+    are_ties_apart: bool = False
 
     def agree(self, team: Team) -> RunDecision:
         """Exchange the reports of all ranks, and decide whether and how they run. Collective.
 
-        If nothing is wrong, each rank sends six integers. Otherwise ranks then also exchange the text of their
+        If nothing is wrong, each rank sends seven integers. Otherwise ranks then also exchange the text of their
         problems.
 
         Returns:
@@ -101,13 +106,13 @@ class RunReport(NamedTuple):
         """
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
         version = NO_VERSION if self.version is None else self.version
-        flags = self.checks, self.is_background, self.needs_whole
+        flags = self.checks, self.is_background, self.needs_whole, self.are_ties_apart
         rows = team.gather([len(self.problems), only, version, *map(int, flags)])
-        problem_counts, onlys, versions, checks, background, _ = [{*column} for column in zip(*rows)]
+        problem_counts, onlys, versions, checks, background, _, apart = [{*column} for column in zip(*rows)]
         versions -= {NO_VERSION}
         if problem_counts == {0} and len(onlys) == len(checks) == 1 and len(versions) < 2:
-            need_whole = frozenset(rank for rank, (*_, needs_whole) in zip(team.ranks, rows) if needs_whole)
-            return RunDecision([], next(iter(versions), None), 1 in background, need_whole)
+            need_whole = frozenset(rank for rank, (*_, needs_whole, _) in zip(team.ranks, rows) if needs_whole)
+            return RunDecision([], next(iter(versions), None), 1 in background, need_whole, 1 in apart)
         said = [*self.problems]
         if len(onlys) > 1:
             said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
