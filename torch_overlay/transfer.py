@@ -69,8 +69,9 @@ class Transfer:
 
     Raises:
         ValueError: on every rank, with the names of the tensors: the sides don't fit, reading them failed on some rank,
-            pieces of a source leave something out, targets share memory, or only ranks that are gone had some part. Or
-            the budget is too small. On this rank alone, before it talks to others: an option has a wrong value.
+            pieces of a source leave something out, targets share memory, or only ranks that are gone had some part. On
+            every rank of the source and the target: the budget is too small. On this rank alone, before it talks to
+            others: an option has a wrong value.
         TypeError: on this rank alone: `group` or `gone` is no list of ranks.
         RuntimeError: a rank didn't come within the group's timeout; names it.
         UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
@@ -174,9 +175,9 @@ class Transfer:
 
         Raises:
             ValueError: on all ranks, before anything is sent, with the rank and the tensor: a tensor changed its shape,
-                type, device or placements, or lost its memory; ranks differ in `only`, `version` or `check`; or
-                replicas differ. In the background also: a source was changed in place meanwhile, as its version counter
-                says.
+                type, device or placements, or lost its memory; ranks differ in `only`, `version` or `check`; replicas
+                differ, or the sources of targets that are one block of memory. In the background also: a source was
+                changed in place meanwhile, as its version counter says.
             RuntimeError: the Transfer is closed, or is running. Or a rank failed, or didn't come within the timeout:
                 names the rank and the step, and says whether targets of this rank were written. The Transfer can't run
                 again; the ranks that are left close it, and make another one with ``gone=``.

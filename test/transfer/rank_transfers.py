@@ -461,6 +461,9 @@ class TransferCases:
         target = [distribute_tensor(torch.zeros(800), mesh, [Replicate()], src_data_rank=None)]
         with self.assertRaisesRegex(ValueError, "budget of 100 bytes is too small"):
             torch_overlay.Transfer(source, target, budget=100)
+        words = "changes= whole messages get two thirds of 100 bytes. A budget of 66 bytes is too small"
+        with self.assertRaisesRegex(ValueError, words):
+            torch_overlay.Transfer(source, target, budget=100, changes=True)
 
 
 # Four hundred at night, each part in a world of its own, since meshes keep their groups' threads as long as it lives.

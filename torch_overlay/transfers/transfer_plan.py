@@ -178,7 +178,13 @@ class Plans:
             ValueError: on all ranks, if that is too little for some rank.
         """
         # A message of changes is packed while the whole message, from which it is made, is still there.
-        count, traffic = agreed_count(schedule, room * 2 // 3 if self._changes else room, self._group.member)
+        for_whole = room * 2 // 3 if self._changes else room
+        try:
+            count, traffic = agreed_count(schedule, for_whole, self._group.member)
+        except ValueError as error:
+            if not self._changes:
+                raise
+            raise ValueError(f"With changes= whole messages get two thirds of {room} bytes. {error}") from error
         if self._changes:
             on_cpu = self._changes == "cpu"
             return ChangesOnly(schedule, count, self._group.member, wires, self._buffers, is_on_cpu=on_cpu), traffic
