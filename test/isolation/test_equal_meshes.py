@@ -378,6 +378,7 @@ def destroyed(mesh):
 
 
 @needs_package
+@pytest.mark.skipif(versions.running().number < (2, 13), reason="up to 2.12 torch frees no mesh that its cache held")
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("end", [destroyed, lambda mesh: mesh.abort()], ids=["destroyed", "aborted"])
 def test_nothing_piles_up_in_rounds_of_build_operate_and_destroy(world, end):

@@ -8,6 +8,7 @@ import pytest
 import isolation_cases as cases
 import isolation_saves as saves
 from isolation_ranks import Ranks
+from torch_overlay import versions
 from way import STOCK, needs_overlay
 from width import NIGHTLY
 
@@ -65,6 +66,8 @@ def test_users_of_the_same_ranks_stay_apart(ranks, case, options):
 @pytest.mark.parametrize("options", OPTIONS[:1], ids=named)
 @pytest.mark.parametrize("case", EQUAL, ids=named)
 def test_equal_meshes_stay_apart(ranks, case, options):
+    if case is cases.meshes_rebuilt_after_their_groups_were_destroyed and versions.running().number < (2, 13):
+        pytest.skip("up to 2.12 torch frees no mesh that its cache of sharding results held")
     problems = ranks.ask(case, EQUAL[case], options)
     assert not problems, problems
 

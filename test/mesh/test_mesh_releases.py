@@ -156,7 +156,8 @@ def test_torch_saves_and_copies_meshes_that_were_made_here(copied):
         ours.append(ours[0]._unflatten(2, (2, 1), ("p", "q")))
     with off():
         for mesh in ours:
-            assert {*vars(mesh)} - {*vars(built()[0])} <= {"_universe", "_preserve_rank_order"}  # which 2.15 has
+            kept = {"_universe", "_preserve_rank_order", "_hash"}  # torch 2.15 has the second, 2.11 the last
+            assert {*vars(mesh)} - {*vars(built()[0])} <= kept
             there = copied(mesh)
             assert there == mesh and answers(there) == answers(mesh)
             assert [group.size() for group in mesh.get_all_groups()] == list(mesh.shape)
