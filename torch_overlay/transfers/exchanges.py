@@ -470,8 +470,9 @@ class Exchanges:
                 work.wait(GIVE_UP)
                 return
             except RuntimeError:
-                if work.is_completed():
-                    raise
+                if work.is_completed():  # it has failed, or it ended just when this wait was over
+                    work.wait()
+                    return
                 if gives_up:
                     self.team.never_free()
                     raise
