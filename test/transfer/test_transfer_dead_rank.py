@@ -193,13 +193,42 @@ def test_a_wait_that_goes_on_after_connections_were_closed_is_given_up(ends):
 
     watch, team, waits = SimpleNamespace(is_cut=False), mock.Mock(is_on_gloo=True), []
 
-    def wait(limit):
+    def wait(limit=None):
+        if limit is None:  # only once it has ended: by an error that comes with it
+            raise RuntimeError("it has timed out by itself")
         waits.append(limit)
         watch.is_cut = len(waits) > 2
         raise RuntimeError("Operation timed out!")
 
     work = SimpleNamespace(wait=wait, is_completed=lambda: ends and len(waits) > 2)
-    with pytest.raises(RuntimeError, match="timed out"):
+    with pytest.raises(RuntimeError, match="timed out by itself" if ends else "Operation timed out!"):
         Exchanges._wait(SimpleNamespace(_watch=watch, team=team), work)
     assert len(waits) == (3 if ends else 4)
     assert team.never_free.called != ends
+
+
+class Slow:
+    """A collective that ends just after a wait of some seconds was over, well or badly."""
+
+    def __init__(self, error):
+        self.error, self.is_over = error, False
+
+    def wait(self, timeout=None):
+        if timeout is not None:
+            self.is_over = True
+            raise RuntimeError("Operation timed out!")
+        if self.error is not None:
+            raise self.error
+
+    def is_completed(self):
+        return self.is_over
+
+
+def test_a_collective_that_ends_when_a_wait_is_over_did_not_fail():
+    """On a machine at a load of 250 a run failed that had gone well."""
+    from torch_overlay.transfers.exchanges import Exchanges
+
+    running = SimpleNamespace(_watch=SimpleNamespace(is_cut=False), team=SimpleNamespace(is_on_gloo=True))
+    Exchanges._wait(running, Slow(None))
+    with pytest.raises(RuntimeError, match="a connection broke"):
+        Exchanges._wait(running, Slow(RuntimeError("a connection broke")))

@@ -1,7 +1,6 @@
 """Nobody hangs in silence: whatever happens to one rank, all others are told in time which one it was."""
 
 import signal
-from types import SimpleNamespace
 
 import pytest
 
@@ -41,33 +40,6 @@ def programs():
 @pytest.mark.parametrize("number", range(len(JOBS)), ids=lambda number: " ".join(map(str, JOBS[number])))
 def test_who_is_missing_is_named(programs, number):
     check(JOBS[number], programs.told(number), SLACK)
-
-
-class Slow:
-    """A collective that ends just after a wait of some seconds was over, well or badly."""
-
-    def __init__(self, error):
-        self.error, self.is_over = error, False
-
-    def wait(self, timeout=None):
-        if timeout is not None:
-            self.is_over = True
-            raise RuntimeError("Operation timed out!")
-        if self.error is not None:
-            raise self.error
-
-    def is_completed(self):
-        return self.is_over
-
-
-def test_a_collective_that_ends_when_a_wait_is_over_did_not_fail():
-    """On a machine at a load of 250 a run failed that had gone well."""
-    from torch_overlay.transfers.exchanges import Exchanges
-
-    running = SimpleNamespace(_watch=SimpleNamespace(is_cut=False), team=SimpleNamespace(is_on_gloo=True))
-    Exchanges._wait(running, Slow(None))
-    with pytest.raises(RuntimeError, match="a connection broke"):
-        Exchanges._wait(running, Slow(RuntimeError("a connection broke")))
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="a long search: TORCH_OVERLAY_NIGHTLY=1")
