@@ -54,12 +54,10 @@ class Client:
 
 
 class Served:
-    """`vllm serve`, until the context ends; it answers as an LLM does here."""
+    """`vllm serve`, until this process ends."""
 
     def __init__(self, folder: str, workers: int) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._folder, self.url = folder, f"http://127.0.0.1:{port}"
         command = [os.path.join(os.path.dirname(sys.executable), "vllm"), "serve", folder, "--skip-tokenizer-init"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
@@ -67,6 +65,7 @@ class Served:
         command += ["--disable-uvicorn-access-log"]
         command += ["--weight-transfer-config", '{"backend": "torch_overlay"}']
         self._process = subprocess.Popen(command, env={**os.environ, "VLLM_SERVER_DEV_MODE": "1"})
+        atexit.register(self._end)
         until = time.monotonic() + 300
         while not self._is_up():
             if self._process.poll() is not None or time.monotonic() > until:
@@ -87,9 +86,16 @@ class Served:
             (choice,) = json.load(answer)["choices"]
         return [*choice["token_ids"]]
 
-    def close(self) -> None:
+    def _end(self) -> None:
         self._process.terminate()
         self._process.wait(60)
+
+
+def free_port() -> int:
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def main() -> int:
@@ -124,8 +130,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         llm: Any = Served(folder, workers) if given.http else in_process(folder, workers)
-        if given.http:
-            atexit.register(llm.close)
 
         def step(what: str, other: Any = None) -> None:
             nonlocal wrong
@@ -134,9 +138,7 @@ def main() -> int:
             print(f"{'right' if want == got else f'WRONG: {got} for {want}'}: {what}", flush=True)
 
         def made(**options: Any) -> Any:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+            address = f"tcp://127.0.0.1:{free_port()}"
             info = TrainerInfo(rank=0, address=address, trainers=1, workers=workers, timeout=60, **options)
             return TrainerEngine.trainer_init(info, client=client, source=source)
 

@@ -603,14 +603,15 @@ class TransferRunner:
         agreement = self._agreement
         if not agreement.tied or agreement.contents is not None:
             return False
-        held: dict[str, set[object]] = {}
+        held: dict[str, set[object]] = {name: set() for names in agreement.tied for name in names}
         for index in indices:
-            tensor, local = self._sources[index], sources[index]
-            if tensor is not None and local is not None and (part := tensor.part(local)) is not None:
-                # Its type, its box of the whole tensor, and the memory.
-                held.setdefault(agreement.moves[index].tensor.name, set()).add(part[1:])
+            name, tensor, local = agreement.moves[index].tensor.name, self._sources[index], sources[index]
+            if name in held and tensor is not None and local is not None:
+                part = tensor.part(local)
+                # Its type, its box of the whole tensor, and the memory; nothing if the box is empty.
+                held[name].update([] if part is None else [part[1:]])
         groups = [[name for name in names if only is None or name in only] for names in agreement.tied]
-        return any(len({frozenset(held.get(name, ())) for name in names}) > 1 for names in groups)
+        return any(len({frozenset(held[name]) for name in names}) > 1 for names in groups)
 
     def _replica_problems(self, sources: Locals, are_all_asked: bool, are_ties_apart: bool) -> list[str]:
         """Compare the replicas of these sources, and return what differs, in words, the same on all ranks. Collective.
