@@ -102,8 +102,9 @@ def _refused(arguments: argparse.Namespace) -> str:
 
 
 def _run_command(arguments: argparse.Namespace) -> int:
-    """Run a command whose arguments were read. Returns its exit code; 1 if the reader of its output has stopped
-    reading."""
+    """Run a command whose arguments were read, and return its exit code; 1 if the reader of its output stopped reading,
+    and the rest of the output is dropped. Other errors of the command are passed on. On POSIX, `run` replaces this
+    process and doesn't return."""
     try:
         with warnings.catch_warnings():
             # Torch warns when it is imported without numpy. Nothing here needs numpy.

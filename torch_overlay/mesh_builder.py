@@ -46,7 +46,8 @@ class Builder:
             self.single = dist.new_group([dist.get_rank()], backend=backend, use_local_synchronization=True)
 
     def mesh(self, names: tuple[str, ...]) -> DeviceMesh:
-        """Return the mesh of all ranks, row-major over these axes."""
+        """Make the mesh of all ranks, row-major over these axes. Collective. The product of their sizes is that of the
+        world."""
         if self.single is None:
             return self._make(names)
         large_axes = tuple(name for name in names if self.sizes[name] > 1)

@@ -64,8 +64,11 @@ class Session:
         return self.sources[module]
 
     def unrecognised(self, patch: Patch, live: object) -> str | None:
-        """Return what is there instead of the target that a row was written for, in words; None if it is that target.
-        See `versions.unrecognised`, also for `live`.
+        """Return in words what is there instead of the target that a row was written for. None if the target is that
+        one, or if the row adds it.
+
+        Args:
+            live: the target's value now, or None to look at the source file alone.
 
         Raises:
             PatchError: the row has no fingerprint for this release.
@@ -86,8 +89,9 @@ class Session:
         self.import_bodies(patch for patch in self.patches if ready(patch.module))
 
     def import_bodies(self, patches: Iterable[Patch]) -> None:
-        """Import the bodies of these rows. A row whose body can't be imported is left out, with those of its unit
-        that aren't applied yet. Call it without our lock, since an import takes locks of its own.
+        """Import the bodies of these rows; rows in `refused` are skipped. If a body can't be imported, its row goes
+        into `refused`, and with it those of its unit that aren't applied yet. Call it without our lock, since an import
+        takes locks of its own.
 
         Raises:
             OverlayError: the session is strict, and a body can't be imported.
@@ -188,8 +192,9 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
     """See `torch_overlay.enable`, also for the errors."""
     global _session
     with _lock:
-        if _session is not None:
-            return _change_options(_session, strict, options)
+        is_on = _change_if_on(strict, options)
+    if is_on:
+        return _status()
     # Importing torch and the bodies takes the import system's locks. Another thread may hold one of them and wait for
     # ours, in `_arrived`, so none of this runs under ours.
     settings = choices.choose(choices.from_environment(), options)
@@ -201,17 +206,18 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
     session = Session(release, strict, settings.leave_out)
     session.recognise_targets()
     with _lock:
-        if _session is not None:  # another thread was faster
-            return _change_options(_session, strict, options)
-        session.begin()
-        _set_options(settings)
-        config.build = f"torch {release.name}, torch_overlay {version}"
-        _session = session
-        if session.waiting:
-            session.hook = AfterImport(list(session.waiting), lambda modules: _arrived(session, modules))
-            session.hook.install()
-    # Another thread may have imported some between `recognise_targets` and the hook. No callback came for these.
-    _arrived(session, [module for module in list(session.waiting) if ready(module)])
+        is_on = _change_if_on(strict, options)  # another thread was faster
+        if not is_on:
+            session.begin()
+            _set_options(settings)
+            config.build = f"torch {release.name}, torch_overlay {version}"
+            _session = session
+            if session.waiting:
+                session.hook = AfterImport(list(session.waiting), lambda modules: _arrived(session, modules))
+                session.hook.install()
+    if not is_on:
+        # Another thread may have imported some between `recognise_targets` and the hook. No callback came for these.
+        _arrived(session, [module for module in list(session.waiting) if ready(module)])
     return _status()
 
 
@@ -225,9 +231,8 @@ def require_recognised() -> None:
         versions.require_supported(versions.running())
 
 
-def _change_options(session: Session, strict: bool | None, options: dict[str, object]) -> report.Status:
-    """Change the named options of an overlay that is on, and keep the others. Returns the new status. The caller holds
-    the lock.
+def _change_if_on(strict: bool | None, options: dict[str, object]) -> bool:
+    """If the overlay is on, change the named options and keep the others. True if it is on. The caller holds the lock.
 
     Args:
         strict: True if no row may be left out. None and False ask for nothing.
@@ -237,8 +242,10 @@ def _change_options(session: Session, strict: bool | None, options: dict[str, ob
         OptionError: an option has a wrong name or value, or asks for another `leave_out` than the one in force. No
             option is changed then.
     """
-    if strict and session.refused:
-        rows = ", ".join(patch.target for patch in session.refused)
+    if _session is None:
+        return False
+    if strict and _session.refused:
+        rows = ", ".join(patch.target for patch in _session.refused)
         raise ChangedTarget(f"The overlay is on without these rows: {rows}. disable() it to ask for all of them")
     if options:
         before = _chosen
@@ -248,11 +255,11 @@ def _change_options(session: Session, strict: bool | None, options: dict[str, ob
                 f"The overlay is on with leave_out={before.leave_out}. disable() it to ask for {after.leave_out}"
             )
         _set_options(after)
-    return _status()
+    return True
 
 
 def _set_options(chosen: choices.Choices) -> None:
-    """Set these options for the whole process."""
+    """Set these options for the whole process. The caller holds the lock."""
     global _chosen
     _chosen = chosen
     vars(config).update(choices.switches(dataclasses.asdict(chosen)))
@@ -368,11 +375,12 @@ def status() -> report.Status:
 
 
 def _status() -> report.Status:
-    """Return the status without the transfers under way. Raises as `options`."""
+    """Return the status without the transfers under way. Raises as `options`. Call it without our lock."""
+    groups = report.groups()  # which imports a module
     with _lock:
         release = _session.release.described if _session else _release_text()
         rows = tuple(_row(patch) for patch in series.PATCHES)
-        return report.Status(_session is not None, release, rows, options(), report.count(), report.groups())
+        return report.Status(_session is not None, release, rows, options(), report.count(), groups)
 
 
 def _release_text() -> str:

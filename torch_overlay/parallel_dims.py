@@ -94,15 +94,16 @@ class ParallelDims:
 
         Args:
             device_type: as ``init_device_mesh`` takes it, such as ``"cuda"``.
-            world_group: whether the meshes are views of a world mesh, whose axis has a group of all ranks (the default
-                group, where it serves the device). With a device-bound NCCL world each axis is then one split of that
-                group. With False each mesh is made by itself: the groups are those of its axes, none spans all ranks
-                unless an axis does, and `ParallelMeshes.world` is None.
+            world_group: if True, all meshes are views of a world mesh. Its one axis has a group of all ranks: the
+                default group, if that serves the device. If ``init_process_group`` bound an NCCL world to its devices,
+                the group of each axis is split from it. If False, each mesh is made by itself, and has only the groups
+                of its axes; `ParallelMeshes.world` is None.
             backend: the backend of the axes' groups. By default that of the default group.
 
         Raises:
             RuntimeError: the job has no default group yet.
-            ValueError: the degrees don't fit its size.
+            ValueError: the degrees don't fit its size. Errors of torch's mesh calls are passed on, as for a backend
+                that torch doesn't know.
         """
         import torch.distributed as dist
 
@@ -317,8 +318,8 @@ class ParallelMeshes:
         return math.prod(home.shape[_names(home).index(last) + 1 :])
 
     def _meshes(self) -> dict[str, DeviceMesh]:
-        """Return the meshes by their attribute names, in the order in which the names of axes are looked up. Without
-        the world mesh, if there is none."""
+        """Return the meshes by their attribute names, in the order in which names of axes are looked up. "world" is
+        left out if there is no world mesh."""
         named = {what: getattr(self, what) for what in ("world", "dense", "sparse", "data", "loss")}
         return {what: mesh for what, mesh in named.items() if mesh is not None}
 

@@ -193,7 +193,8 @@ def _changed_options(options: Choices) -> str:
 
 
 def _counted(name: str, value: object, width: int) -> list[str]:
-    """Return a count in one line if that fits, else with a line for each of its parts."""
+    """Return a count in one line, if that fits in `width` or the count has no parts; else its name, and a line for
+    each part."""
     line = f"  {name}: {_text(value)}"
     if len(line) <= width or not isinstance(value, Mapping):
         return [line]
@@ -219,7 +220,8 @@ def _text(value: object) -> str:
 
 
 def groups() -> Listing | None:
-    """Return the process groups of meshes; None if there can't be any yet. Imports nothing."""
+    """Return the process groups that the overlay's meshes have on this rank, as `show.groups.listing` does. None if
+    the overlay's mesh code isn't imported, or if there is no world. May import `show.groups`, never torch."""
     if "torch_overlay.distributed._mesh.universe" not in sys.modules:
         return None
     from .show.groups import listing

@@ -202,11 +202,13 @@ class Transfer:
     def bind(self, source: Any = None, target: Any = None) -> None:
         """Use the tensors of these trees from now on, in place of those given before. A side that is None stays.
 
-        Not collective: a rank calls it between two runs. The tensors have the names, shapes, types and placements of
-        those before.
+        Not collective: a rank calls it between two runs, and it waits for a run that still goes on. The tensors have
+        the names, shapes, types, devices and placements of those before. On a rank that has no part in the Transfer it
+        does nothing.
 
         Raises:
-            ValueError: a tensor is missing or doesn't fit, or targets share memory; names it. Nothing was changed.
+            ValueError: a tensor is missing, is one too many, or doesn't fit, or targets share memory; names it. Nothing
+                was changed.
             TypeError: something in a tree is no tensor that can be moved. Nothing was changed.
             RuntimeError: the Transfer is closed.
         """

@@ -60,15 +60,16 @@ def test_the_plugin_breaks_no_vllm_and_says_which_one_it_needs(version, caplog):
                 asked()
 
 
-def worker(model, quant_config=None, **parallel):
-    """A worker's engine, and what its init is told if no trainer comes."""
+def worker(model, quant_config=None, is_old=False, **parallel):
+    """A worker's engine, and what its init is told if no trainer comes. An old vLLM, up to 0.26, gives it less."""
     from torch_overlay.integrations.vllm.worker import WorkerEngine
 
     ranks = types.SimpleNamespace(data_parallel_index=0, world_size=1, rank=0, **parallel)
     config = types.SimpleNamespace(
         parallel_config=ranks, model_config=types.SimpleNamespace(quantization=None), quant_config=quant_config
     )
-    return WorkerEngine(None, config, torch.device("cpu"), model), worker_info(model)
+    about = (ranks, model) if is_old else (config, torch.device("cpu"), model)
+    return WorkerEngine(None, *about), worker_info(model)
 
 
 def worker_info(model):
@@ -395,12 +396,17 @@ def test_a_vllm_with_other_factories_goes_on_without_the_engine(caplog):
     assert "the engine 'torch_overlay' is not registered" in caplog.text and "_registry" in caplog.text
 
 
+@pytest.mark.parametrize("version", ["0.24", "0.33"])
 @pytest.mark.parametrize("sends", ["bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("scale", ["", "w_scale_inv"])
-def test_an_fp8_checkpoint_gets_no_weights_without_scales(sends, scale):
-    """The loader would cast them, and go on with the scales of other weights."""
-    with installed([]):
-        engine, info = worker(Scaled(), quant_config=types.SimpleNamespace(is_checkpoint_fp8_serialized=True))
+def test_an_fp8_checkpoint_gets_no_weights_without_scales(sends, scale, version):
+    """The loader would cast them, and go on with the scales of other weights. vLLM 0.24 gives an engine no config."""
+    with installed([], version):
+        model, config = Scaled(), types.SimpleNamespace(is_checkpoint_fp8_serialized=True)
+        if version == "0.24":
+            model.cut.quant_method = types.SimpleNamespace(quant_config=config)
+        engine, info = worker(model, quant_config=config, is_old=version == "0.24")
+        assert version == "0.33" or engine.model_config.quantization  # so that all comes whole
         info.params = [("w", sends, (2, 2))] + ([(scale, "float32", (1,))] if scale else [])
         engine._metas = info.metas
         fits = sends != "bfloat16" and scale

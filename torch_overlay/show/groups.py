@@ -94,7 +94,7 @@ def _universe_row(universe: Universe) -> UniverseRow:
     groups = tuple(_rows(universe.table, joint))
     # Axes of one rank are left out: their groups have no communicator that sharing could save.
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
-    for key, entry in universe.table.entries.items():
+    for key, entry in list(universe.table.entries.items()):  # a copy, since another thread may make a group meanwhile
         if entry.group_name and len(key.ranks) > 1 and key.name is not None:
             alike[key.ranks, key.kind].append(key.name)
     joinable = tuple(tuple(names) for names in alike.values() if len(names) > 1)
@@ -107,8 +107,7 @@ def _rows(table: GroupTable, joint: set[str]) -> Iterator[GroupRow]:
     Args:
         joint: the names of the groups that redistributions over several axes use.
     """
-    # A copy, since another thread may make a group meanwhile.
-    for key, entry in list(table.entries.items()):
+    for key, entry in list(table.entries.items()):  # a copy, as above
         if entry.group_name:
             is_joint, gone = entry.group_name in joint, entry.group is None
             yield GroupRow(tuple(key.ranks), key.name, tuple(entry.names), is_joint, gone)

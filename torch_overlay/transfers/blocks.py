@@ -214,7 +214,8 @@ class StridedBlocks:
 
     @staticmethod
     def blocks_of(load: Load, locals_: Locals) -> list[Block]:
-        """Return the blocks of a load, one for each tensor, with the parts as their first dim."""
+        """Return where each tensor's block of a load lies in its local tensor. The first dim of each block goes over
+        the parts of the load."""
         blocks = []
         for tensor in load.tensors:
             view = part(present(locals_[tensor]), load.box)
@@ -225,7 +226,7 @@ class StridedBlocks:
 
     @staticmethod
     def place(load: Load, numbers: range, width: torch.dtype) -> Block:
-        """Return where the blocks of some of a load's tensors lie in the buffer.
+        """Return one strided block of the buffer: the places of the blocks of some neighbouring tensors of a load.
 
         Args:
             numbers: the positions of these tensors in `load.tensors`.

@@ -172,12 +172,8 @@ def _dtensors(tree: Any) -> Iterator[DTensor]:
 
 
 def _with_wholes(tree: Any, numbers: Iterator[int], wholes: dict[int, torch.Tensor]) -> Any:
-    """Copy a state dict, with whole tensors in place of some DTensors.
-
-    Args:
-        numbers: counts the DTensors as they are visited.
-        wholes: by number.
-    """
+    """Copy the dicts, lists and tuples of a state dict; tensors aren't copied. Each DTensor takes the next of
+    `numbers`. It is replaced by `wholes[number]` if that is there, and else stays."""
     if isinstance(tree, DTensor):
         return wholes.get(next(numbers), tree)
     if isinstance(tree, dict):

@@ -133,7 +133,8 @@ class Meeting:
 
         Raises:
             RuntimeError: a rank didn't come within the timeout, this one came too late, or the store is gone.
-            ValueError: what a rank said isn't signed with the key that this rank has.
+            ValueError: what a rank said isn't signed with this rank's key, or was changed in the store, or is signed
+                although this rank has no key.
         """
         try:
             return self._exchange(zlib.compress(json.dumps(what).encode()))
@@ -598,11 +599,16 @@ class _Stranger(RuntimeError):
 
 
 def _client(host: str, port: int, timeout: timedelta, until: float) -> TCPStore | None:
-    """Connect to the store at an address. Returns None if the process there doesn't answer by `until`, on the monotonic
-    clock: torch's constructor would wait for it without a limit.
+    """Connect to the store at an address, on a thread of its own. Returns None if that hasn't succeeded by `until`: the
+    process there doesn't answer, for which torch's constructor would wait without a limit, or nobody listens, which
+    torch tries again until `timeout`. The thread goes on trying after that.
+
+    Args:
+        timeout: how long torch tries to connect; later, the timeout of the store's requests.
+        until: on the monotonic clock. If less than AGAIN seconds are left, AGAIN seconds are waited.
 
     Raises:
-        RuntimeError: nobody listens there (torch's own error).
+        RuntimeError: nobody listened there for the whole `timeout`, or the connection broke (torch's own error).
     """
     try:
         return in_time(

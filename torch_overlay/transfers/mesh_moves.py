@@ -174,16 +174,16 @@ def change_together(
 ) -> list[torch.Tensor]:
     """Move the tensors of one of the `batches`, and return their new local tensors.
 
-    Collective over the ranks that differ in their coordinates only on the axes along which some of the tensors move.
-    All of these ranks give the same changes.
+    Collective over this rank's slice of the mesh along the axes on which some of the tensors move. All ranks of the
+    slice give the same changes.
 
     Args:
         budget: the bytes that buffers may take.
-        receivers: ranks that get the whole tensors, while the others send, and get empty ones. If none are given, every
-            rank gets its own part.
+        receivers: the ranks that get the whole tensors; all others get empty ones. Each change's `after` is then the
+            whole tensor. If there are none, every rank gets its own part.
 
     Raises:
-        ValueError: a local tensor of this rank doesn't fit its placements, or the budget is too small.
+        ValueError: a local tensor of this rank doesn't fit its placements, or the budget is too small for some rank.
         RuntimeError: a local tensor of another rank doesn't fit, or an exchange failed.
     """
     axes = _axes(changes)

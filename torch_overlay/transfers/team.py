@@ -272,7 +272,15 @@ class Team:
 
     @staticmethod
     def of(group: ProcessGroup | None, device: torch.device) -> Team:
-        """Return the team of a process group's ranks; of the world's ranks, if the group is None."""
+        """Return this rank's team over a process group of its world. Makes no group, and sends nothing.
+
+        Args:
+            group: None for a team that sends no tensors, as where a rank works alone. Its `ranks` are then all of the
+                world.
+
+        Raises:
+            ValueError: there is no world (torch's own error).
+        """
         name = "" if group is None else group.group_name
         return Team(group, dist.get_process_group_ranks(group), dist.get_rank(), device, name)
 
@@ -295,10 +303,8 @@ class Team:
                     continue  # a backend that doesn't exist here, or has no timeout
 
     def wait(self, message: dist.Work) -> None:
-        """Wait until a message of gloo's has been sent, or has come.
-
-        A message has the timeout with which its group was made, whatever `_set_default_timeout` said since. So the one
-        of `extend_timeout` is given here.
+        """Wait until a message of gloo's was sent or came. If `extend_timeout` was called, its timeout holds: the
+        message itself still has the one with which its group was made.
 
         Raises:
             RuntimeError: a connection broke or was closed, or the timeout has passed.

@@ -192,7 +192,8 @@ class TransferGroup:
             self.team.close_connections()
 
     def end_watch(self) -> None:
-        """Watch no more. A second call does nothing."""
+        """Close the watch, if there is one, and set `watch` to None. The other ranks can still read how far this rank
+        came. Takes up to two seconds if the store doesn't answer, and raises nothing then."""
         watch, self.watch = self.watch, None
         if watch is not None:
             watch.close()

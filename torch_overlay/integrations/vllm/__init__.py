@@ -77,19 +77,24 @@ def base_class(name: str) -> type:
 def name_worker(error: Exception | None, trainers: int) -> None:
     """If an error message names a rank that is a worker, append which of vLLM's workers it is. Changes the error.
 
-    Trainers have the ranks from 0 to `trainers - 1`, and workers the ranks from there on. Only the first worker that is
-    named is explained. None, and any error but a plain ValueError or RuntimeError, stays as it is.
+    Trainers have the ranks from 0 to `trainers - 1`, and workers the ranks from there on. Only the first worker is
+    explained; ranks after "over" are those of the whole place, and are skipped. None, and any error but a plain
+    ValueError or RuntimeError, stays as it is.
 
     >>> error = RuntimeError("rank 5 didn't come within 300 s.")
     >>> name_worker(error, trainers=4)
     >>> str(error)
     "rank 5 didn't come within 300 s. (With 4 trainers, rank 5 of the place is vLLM's worker 1.)"
+    >>> error = RuntimeError("ranks 1, 3-6 didn't come within 300 s.")
+    >>> name_worker(error, trainers=4)
+    >>> str(error)
+    "ranks 1, 3-6 didn't come within 300 s. (With 4 trainers, rank 4 of the place is vLLM's worker 0.)"
     """
     if type(error) in (ValueError, RuntimeError) and "rank" in str(error):
         blamed = re.sub(r"\bover ranks [\d, -]+", "", str(error))  # not all that a Transfer has
-        said = re.findall(r"\branks? (\d+(?:, \d+)*)", blamed)
-        ranks = [int(rank) for each in said for rank in each.split(", ")]
-        rank = next((rank for rank in ranks if rank >= trainers), None)
+        said = re.findall(r"\branks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)", blamed)
+        spans = [part.partition("-") for each in said for part in each.split(", ")]
+        rank = next((max(int(first), trainers) for first, _, last in spans if int(last or first) >= trainers), None)
         if error is not None and rank is not None:
             who = f"rank {rank} of the place is vLLM's worker {rank - trainers}"
             more = f"(With {counted(trainers, 'trainer')}, {who}.)"

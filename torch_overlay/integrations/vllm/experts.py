@@ -183,11 +183,12 @@ _NEEDS = (
 
 
 def states_of(model: torch.nn.Module) -> list[Any]:
-    """Return vLLM's states of the experts of a model: one, if it has experts that move; none if this vLLM has no such
-    states.
+    """Return vLLM's states of a model's experts (`EplbModelState`): one, if the server moves its experts. The list is
+    empty if it doesn't, if this vLLM has no such class, or if vLLM has frozen its objects already. No error tells these
+    apart.
 
-    An engine isn't told of it: its owner is the model runner. So it is looked for among all objects, which works until
-    vLLM freezes them (`gc.freeze`) at the end of the server's start.
+    The state belongs to vLLM's model runner, which doesn't give it to an engine. So this searches all Python objects.
+    `gc.freeze`, at the end of the server's start, hides them from the search: call it before that.
     """
     try:
         kind: Any = importlib.import_module(_STATE).EplbModelState

@@ -102,11 +102,17 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def __init__(self, config: Any, *about: Any) -> None:
         super().__init__(config, *about)
         # Up to 0.26 the arguments are (parallel_config, model), and the worker begins and ends reloads. Such an engine
-        # has no device and no model config, which later ones get from the base class.
+        # has no device and no configs, which later ones get from the base class. There a quantized layer's method has
+        # the config of the quantization.
         self._is_old = len(about) == 2
         if self._is_old:
+            methods = [getattr(module, "quant_method", None) for module in self.model.modules()]
+            self._quantization = next(filter(None, [getattr(each, "quant_config", None) for each in methods]), None)
             first = next(self.model.parameters())
-            self.device, self.model_config = first.device, types.SimpleNamespace(dtype=first.dtype)
+            self.device, kind = first.device, None if self._quantization is None else type(self._quantization).__name__
+            self.model_config = types.SimpleNamespace(dtype=first.dtype, quantization=kind)
+        else:
+            self._quantization = getattr(getattr(self, "vllm_config", None), "quant_config", None)
         self._place: Place | None = None
         self._transfer: torch_overlay.Transfer | None = None
         self._found: Landings | None = None
@@ -215,10 +221,10 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return LiveExperts(self.model, self._expert_states)
 
     def _plan(self) -> None:
-        """Make the transfer into the present landings, in place of the former one. Collective over all trainers and
-        workers. Logs which of the trainer's tensors no worker takes.
+        """Make the transfer into the present landings, in place of the former one, which is closed. Collective over
+        all trainers and workers. Logs which of the trainer's tensors no worker takes.
 
-        If it fails, the former transfer stays. Raises as `Transfer`.
+        If it fails, the former transfer stays open and in use. Raises as `Transfer`.
         """
         found: Any = self._found
         made = torch_overlay.Transfer(None, found.target(), group=self._place, strict=False, **self._options)
@@ -230,14 +236,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             logger.warning("no worker takes %d of the trainer's tensors: %s", len(unknown), ", ".join(unknown[:5]))
 
     def _check_scales(self) -> None:
-        """Check that the trainer sends the weights of an fp8 checkpoint with their scales, if the server has such a
-        checkpoint. The loader would cast weights without scales, and keep the scales of the former ones.
+        """If the server was started from an fp8 checkpoint, check that the trainer sends fp8 weights, each with its
+        scale (`NAME_scale` or `NAME_scale_inv`). The loader would cast weights without scales, and keep the scales of
+        the former ones.
 
         Raises:
-            ValueError: an fp8 tensor comes without its scale, or no fp8 tensor comes at all. Names the first one.
+            ValueError: an fp8 tensor comes without its scale, or no fp8 tensor comes at all. Names the first such
+                tensor.
         """
-        config = getattr(getattr(self, "vllm_config", None), "quant_config", None)
-        if not getattr(config, "is_checkpoint_fp8_serialized", False):
+        if not getattr(self._quantization, "is_checkpoint_fp8_serialized", False):
             return
         names = {meta.name for meta in self._metas}
         fp8 = [meta.name for meta in self._metas if str(meta.dtype).startswith("torch.float8")]
@@ -252,12 +259,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             )
 
     def _landings(self, load: Callable[..., object]) -> Landings:
-        """Ask a loader where it puts the tensors, with what vLLM may lay out anew marked as unreliable. Of a quantized
-        model all come whole, and nothing is asked.
+        """Ask a loader where it puts the trainer's tensors. Nothing is written directly into memory that vLLM may lay
+        out anew after loading, or that is on another device than the worker's: what goes there comes whole.
+
+        All tensors come whole in two cases. Of a quantized model, where the loader isn't asked. And if the loader
+        refuses tensors while some layer is laid out anew, which may be the reason: a warning is logged.
 
         Raises:
-            ValueError: the loader refuses tensors, and no layer was laid out anew, which could be the reason.
-            TypeError: the model's parameters are DTensors.
+            ValueError: the loader refuses tensors, and no layer was laid out anew; or two tensors have one name.
+            TypeError: the loader was asked, and the model's parameters are DTensors.
         """
         if getattr(self.model_config, "quantization", None) is not None:
             return all_whole(load, self.model, self._metas, "the model is quantized")
@@ -475,7 +485,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
-        """Say how our trainers send. Trainers of vLLM up to 0.29 call this.
+        """Raise an error that says how trainers send with this engine. vLLM up to 0.29 calls this on its trainers.
 
         Raises:
             NotImplementedError: always.
@@ -540,8 +550,12 @@ def _boxes(found: Landings | None) -> Any:
 
 
 def _reload(what: str) -> Callable[..., None]:
-    """Return vLLM's function that begins ("initialize") or ends ("finalize") a layerwise reload. Raises ImportError if
-    this vLLM has none."""
+    """Return vLLM's function that begins ("initialize") or ends ("finalize") a layerwise reload.
+
+    Raises:
+        ImportError: this vLLM has no module for such reloads.
+        AttributeError: the module has no such function.
+    """
     module = importlib.import_module("vllm.model_executor.model_loader.reload")
     return getattr(module, f"{what}_layerwise_reload")  # type: ignore[no-any-return]
 
