@@ -147,6 +147,7 @@ print(device_mesh.__file__, device_mesh.DeviceMesh.__name__)
 """
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="ten seconds for who sends patches upstream: only at night")
 def test_meshes_are_imported_without_c10d(states, tmp_path):
     """On builds without it DeviceMesh is a stub; all that the stack imports there stands behind that question."""
     patched = copy_torch(INSTALLED, tmp_path)
@@ -156,12 +157,12 @@ def test_meshes_are_imported_without_c10d(states, tmp_path):
     assert ended.stdout.split() == [str(patched / "torch/distributed/device_mesh.py"), "_DeviceMeshStub"], ended.stderr
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="ten seconds for who sends patches upstream: only at night")
 def test_types_are_right(states, capsys):
-    """With the whole stack; at night before the patches in which what whole files brought comes to run, too. What torch
-    as it is has wrong doesn't count."""
+    """With the whole stack, and before the patches in which what whole files brought comes to run. What torch as it is
+    has wrong doesn't count."""
     whole = {path: text for path, text in states[-1].items() if path.startswith("torch/")}
-    first = ("mesh-wiring", "planned-redistribution") if NIGHTLY else ()
-    asked = {name: states[NAMES.index(name)] for name in first} | {"whole": whole}
+    asked = {name: states[NAMES.index(name)] for name in ("mesh-wiring", "planned-redistribution")} | {"whole": whole}
     assert check_types([*asked], [states[0], *asked.values()]) == 0, capsys.readouterr().out
 
 
