@@ -200,9 +200,9 @@ def client_of(llm: Any) -> Any:
     """What calls its workers."""
     if not isinstance(llm, Served):
         return Client(llm)
-    from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
+    from torch_overlay.integrations.vllm.client import HTTPClient
 
-    return HTTPVLLMWeightSyncClient(llm.url)
+    return HTTPClient(llm.url)
 
 
 def fails() -> dict[str, Any]:

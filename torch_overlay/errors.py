@@ -1,8 +1,16 @@
-"""The errors that the overlay raises about itself. Each class says who has to act."""
+"""The overlay's own errors: those about itself, each of which says who has to act, and that of a failed transfer."""
 
 from .patching.patch import ChangedTarget, ForeignPatch, OverlayError, PatchError
 
-__all__ = ["ChangedTarget", "ForeignPatch", "OptionError", "OverlayError", "PatchError", "UnknownRelease"]
+__all__ = [
+    "ChangedTarget",
+    "ForeignPatch",
+    "OptionError",
+    "OverlayError",
+    "PatchError",
+    "TransferFailed",
+    "UnknownRelease",
+]
 
 
 class UnknownRelease(OverlayError):
@@ -11,3 +19,18 @@ class UnknownRelease(OverlayError):
 
 class OptionError(OverlayError, ValueError):
     """An option has an unknown name or a value that it doesn't take."""
+
+
+class TransferFailed(RuntimeError):
+    """A `Transfer` can't be made, or run any more, since a rank failed or didn't come within the timeout. Close it, and
+    make another one.
+
+    Attributes:
+        gone: the ranks whose programs ended or don't answer any more, ascending; to be given to the next one as
+            ``gone=``. Empty if all ranks are there.
+        is_written: True if some targets of this rank are new, and others not, or half so. False if none was written.
+    """
+
+    def __init__(self, message: str, gone: tuple[int, ...] = (), is_written: bool = False) -> None:
+        super().__init__(message)
+        self.gone, self.is_written = gone, is_written

@@ -128,7 +128,7 @@ class Transfer:
 
     @property
     def version(self) -> int | None:
-        """The number that ranks with sources gave as `run(version=)` in the last run; None if none did."""
+        """The number that ranks gave as `run(version=)` in the last run; None if none did."""
         return self._runner.version
 
     @property
@@ -163,8 +163,8 @@ class Transfer:
         Args:
             only: the target's names of the tensors to move, the same on all ranks. A set of names is planned when it is
                 first given.
-            version: a number that ranks with sources give, for instance their step. All ranks then have it as
-                `version`.
+            version: a number, for instance the step. All ranks then have it as `version`. Ranks that give one give the
+                same; those without sources may leave it out.
             check: compare again the values of plain tensors and equal pieces that several ranks give, as when the
                 Transfer was made. This reads all of them. With `changes`, also send everything, so that targets which
                 somebody else wrote into are right again. The same on all ranks.
@@ -178,9 +178,10 @@ class Transfer:
                 type, device or placements, or lost its memory; ranks differ in `only`, `version` or `check`; replicas
                 differ, or the sources of targets that are one block of memory. In the background also: a source was
                 changed in place meanwhile, as its version counter says.
-            RuntimeError: the Transfer is closed, or is running. Or a rank failed, or didn't come within the timeout:
-                names the rank and the step, and says whether targets of this rank were written. The Transfer can't run
-                again; the ranks that are left close it, and make another one with ``gone=``.
+            TransferFailed: a rank failed, or didn't come within the timeout. Names the rank and the step, and says
+                whether targets of this rank were written. The Transfer can't run again; the ranks that are left close
+                it, and make another one with ``gone=error.gone``. It is a RuntimeError.
+            RuntimeError: the Transfer is closed, or is running.
         """
         return self._runner.run(only, version, check, async_op, snapshot)
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import pathlib
+import re
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE, from_host
+from torch_overlay.errors import TransferFailed
 from torch_overlay.transfers import exchanges
 from torch_overlay.transfers._planner.schedule import Large
 from torch_overlay.transfers.blocks import Buffers
@@ -242,9 +244,44 @@ class TransferCases:
         store = dist.PrefixStore("test", distributed_c10d._get_default_store())
         if self.rank == 5:
             store.wait(["they gave up"])
-        with self.assertRaisesRegex(RuntimeError, "needs ranks 0-7, and rank 5 didn't come within 1 s"):
+        said = "needs ranks 0-7, and rank 5 didn't come within 1 s"
+        if self.rank == 5:
+            said = "needs ranks 0-7. The first of them waited 1 s for rank 5, and gave up before rank 5 came"
+        with self.assertRaisesRegex(RuntimeError, said) as raised:
             torch_overlay.Transfer(source, source, group=group)
+        self.assertIsNone(raised.exception.__cause__ or raised.exception.__context__)
         store.set("they gave up", "")
+
+    def test_a_rank_that_left_is_named_also_to_one_that_comes_later(self):
+        """Whether it closed its Transfer or its program ended; and the later one hears that this run failed. From the
+        next call on it is one that failed before."""
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        source = [distribute_tensor(torch.ones(8), mesh, [S(0)], src_data_rank=None)]
+        target = [distribute_tensor(torch.zeros(8), mesh, [R], src_data_rank=None)]
+        for leave, does, gone in (("close", "it closed this Transfer", ()), ("end", "its program ended", (5,))):
+            timeout = timedelta(seconds=4)
+            transfer = torch_overlay.Transfer(source, target, timeout=timeout)
+            transfer.run()
+            dist.barrier()
+            if self.rank == 5:
+                getattr(transfer._runner, leave)()
+                dist.barrier()
+                dist.barrier()
+                continue
+            if self.rank == 3:  # begins its run when the others have raised
+                dist.barrier()
+            advice = f"Close it, and make another one{f', with gone={gone}' if gone else ''}."
+            said = f"run 2, .*: rank 5 didn't come: {does} after run 1. {re.escape(advice)}$"
+            with self.assertRaisesRegex(TransferFailed, f"failed, and no target was written: {said}") as raised:
+                transfer.run()
+            self.assertEqual((raised.exception.gone, raised.exception.is_written), (gone, False))
+            with self.assertRaisesRegex(TransferFailed, f"failed before, and can't run again: {said}") as raised:
+                transfer.run()
+            self.assertEqual(raised.exception.gone, gone)
+            if self.rank != 3:
+                dist.barrier()
+            transfer.close()
+            dist.barrier()
 
     def test_large_pieces_are_not_packed(self):
         """Whether they lie in one stretch of memory or not, on either side; in exchanges like the small ones, and on

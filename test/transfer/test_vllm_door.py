@@ -1,9 +1,12 @@
 """vLLM's door in one process, on stand-ins: what is registered with which vLLM; what a worker refuses or survives."""
 
 import contextlib
+import http.server
 import importlib
+import json
 import logging
 import re
+import threading
 import types
 from unittest import mock
 
@@ -415,6 +418,46 @@ def test_an_fp8_checkpoint_gets_no_weights_without_scales(sends, scale, version)
         engine._metas = []
         with pytest.raises(ValueError, match=r"with their scales.* the trainer sends nothing\."):
             engine._check_scales()
+
+
+class Routes(http.server.BaseHTTPRequestHandler):
+    """A server that remembers what is posted, and refuses a route that it doesn't know."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        route = self.path.removeprefix("/")
+        self.server.posted.append((route, body))
+        self.send_response(404 if route.startswith("shutdown") else 200)
+        self.end_headers()
+        self.wfile.write(b"no such route")
+
+    def log_message(self, *given):
+        """Not to the terminal."""
+
+
+def test_the_client_posts_what_vllms_routes_take():
+    from torch_overlay.integrations.vllm.client import HTTPClient
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Routes) as server:
+        server.posted = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = HTTPClient(f"http://127.0.0.1:{server.server_port}/", timeout=10)
+        client.init_weight_transfer_engine({"workers": 2})
+        client.start_weight_update()
+        client.update_weights({"check": True})
+        client.finish_weight_update()
+        with pytest.raises(RuntimeError, match=r"/shutdown_weight_transfer_engine answered 404 .*: no such route"):
+            client.shutdown_weight_transfer_engine()
+        server.shutdown()
+    assert server.posted == [
+        ("init_weight_transfer_engine", {"init_info": {"workers": 2}}),
+        ("start_weight_update", {"is_checkpoint_format": False}),
+        ("update_weights", {"update_info": {"check": True}}),
+        ("finish_weight_update", {}),
+        ("shutdown_weight_transfer_engine", {}),
+    ]
+    with pytest.raises(OSError):
+        client.start_weight_update()
 
 
 def test_what_comes_whole_and_what_nothing_reaches_is_told_to_vllms_log(caplog):

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..distributed._mesh.text import of_ranks
+from ..errors import TransferFailed
 from .comparison import agreed, by_sentence, check_ranks, contents_of, raise_if_any
 from .descriptions import SIDES, all_from_data, as_data, describe
 from .hops import Hop, hops_of, relays_of
@@ -322,7 +323,7 @@ def _ask_in_time(
         The answers to this rank, and what its own planner has to tell all ranks.
 
     Raises:
-        RuntimeError: a member failed, or didn't come in time. Names it.
+        TransferFailed: a member failed, or didn't come in time. Names it.
     """
 
     def read(name: str, number: int) -> str:
@@ -364,7 +365,7 @@ def _ask_in_time(
     except Exception as error:
         said = watch.settle(error, is_own=not watch.position.waits)
         watch.close()
-        raise RuntimeError(f"A Transfer over {of_ranks(members)} can't be made: {said}") from error
+        raise TransferFailed(f"A Transfer over {of_ranks(members)} can't be made: {said}", watch.gone) from error
     watch.end()
     watch.close()
     return answered

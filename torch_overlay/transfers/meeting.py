@@ -210,20 +210,25 @@ class Meeting:
             RuntimeError: on all ranks, if some didn't come within the timeout. Names them.
         """
         missing: list[int] = []
-        problem = None
         try:
             self.store.wait([f"rank {rank}" for rank in self.ranks], self.timeout)
-        except RuntimeError as error:
-            missing, problem = [rank for rank in self.ranks if not self.store.check([f"rank {rank}"])], error
+        except RuntimeError:
+            missing = [rank for rank in self.ranks if not self.store.check([f"rank {rank}"])]
         # The first rank to write decides for all. A rank may come just after another one has given up: without this,
         # it would go on, and the other would raise.
         missing = json.loads(self.store.compare_set("missing", "", json.dumps(missing)))
         if missing:
-            raise RuntimeError(self._missing(missing)) from problem
+            raise RuntimeError(self._missing(missing))
 
     def _missing(self, ranks: list[int]) -> str:
-        """Return the text of the error about ranks that didn't come."""
+        """Return the text of the error about ranks that didn't come. On one of them, that came later, it says so."""
         limit = f"{self.timeout.total_seconds():g} s"
+        if self.rank in ranks:
+            return (
+                f"{self.purpose} needs {of_ranks(self.ranks)}. The first of them waited {limit} for {of_ranks(ranks)}, "
+                f"and gave up before rank {self.rank} came. If this rank left one out before, it calls this once more "
+                f"than the others do. {self._hint}"
+            )
         return (
             f"{self.purpose} needs {of_ranks(self.ranks)}, and {of_ranks(ranks)} didn't come within {limit}. "
             f"{self._hint}"

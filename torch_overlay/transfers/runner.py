@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
+from ..errors import TransferFailed
 from ..show.words import counted
 from ._planner.memory import NOTHING_SHARED, Shared
 from .agreement import Options, agree
@@ -33,7 +34,7 @@ from .replicas import check_tied_entries, check_tied_targets, replica_problems_n
 from .runs import Running, RunReport, checked_names, checked_version, keep_for_this_stream
 from .transfer_group import TransferGroup, meeting_of
 from .transfer_plan import Plans, bytes_for_buffers, flow_of
-from .watch import end_threads
+from .watch import CLOSED, ENDED, end_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -149,7 +150,8 @@ class TransferRunner:
         world for it.
 
         Raises:
-            RuntimeError: a rank left meanwhile, or didn't come within the timeout. Names it.
+            TransferFailed: a rank left meanwhile, or didn't come within the timeout. Names it.
+            RuntimeError: the group can't be made, for a reason of the backend's own.
             ValueError: on all ranks, if the budget is too small.
         """
         agreement = self._agreement
@@ -175,9 +177,10 @@ class TransferRunner:
         except RuntimeError as error:
             if group.watch is None:
                 raise
-            said = group.watch.settle(error, is_own=False)
+            watch = group.watch
+            said = watch.settle(error, is_own=False)
             group.end_watch()
-            raise RuntimeError(f"A Transfer over {of_ranks(self.ranks)} can't be made: {said}") from error
+            raise TransferFailed(f"A Transfer over {of_ranks(self.ranks)} can't be made: {said}", watch.gone) from error
         except Exception:  # as all ranks raise it
             group.end_watch()
             raise
@@ -441,12 +444,12 @@ class TransferRunner:
 
         Raises:
             ValueError: on all ranks, before anything is sent, if some rank can't run.
-            RuntimeError: an exchange failed, or a rank didn't come within the timeout.
+            TransferFailed: an exchange failed, or a rank didn't come within the timeout.
         """
         problems: list[str] = []
         group = self._own_group
-        if group.watch is not None:
-            group.watch.begin("the reports before the run", waits=True)
+        if group.watch is not None and group.watch.begin("the reports before the run", waits=True) is not None:
+            raise self._error(False, group.watch.advice)
         try:
             problems, version, is_background, need_whole, are_ties_apart = report.agree(self._member)
             group.enter("planning", True)
@@ -578,19 +581,29 @@ class TransferRunner:
 
         torch.autograd.graph.increment_version(find() if state is None else state.written(exchanges.written, find))
 
-    def _failed(self, error: Exception) -> RuntimeError:
+    def _failed(self, error: Exception) -> TransferFailed:
         """Return the error to raise for an error in a run: it says whether targets were written, and who is missing. If
         the Transfer has a watch, this first agrees on that with the other ranks, which takes some seconds
         (`Watch.settle`)."""
-        state = (
-            "some targets are new and others not, or half so" if isinstance(error, Torn) else "no target was written"
-        )
         said = f"{str(error).removesuffix('.')}."
         watch = self._own_group.watch
         if watch is not None:
             # An error in a step that waits comes from another rank, whose connection broke.
-            said = watch.settle(error, is_own=not watch.position.waits)
-        return RuntimeError(f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {said}")
+            watch.settle(error, is_own=not watch.position.waits)
+            said = watch.advice
+        return self._error(isinstance(error, Torn), said)
+
+    def _error(self, is_written: bool, said: str) -> TransferFailed:
+        """Return the error of a run that failed.
+
+        Args:
+            is_written: True if some target of this rank was written.
+            said: how it failed, and what to do.
+        """
+        state = "some targets are new and others not, or half so" if is_written else "no target was written"
+        watch = self._own_group.watch
+        gone = () if watch is None else watch.gone
+        return TransferFailed(f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {said}", gone, is_written)
 
     def _are_ties_apart(self, only: tuple[str, ...] | None, indices: Sequence[int], sources: Locals) -> bool:
         """True if targets of several names are one block of memory, and this rank's sources of these names are not, so
@@ -687,16 +700,20 @@ class TransferRunner:
             for problem in self._last.unheard() if self._last is not None else ():
                 logger.error("A Transfer over %s: %s", of_ranks(self.ranks), problem)
             if self._device.type == "cpu":
-                self._close()
+                self._close(ENDED)
         except Exception:
             logger.debug("A Transfer over %s wasn't closed at the end", of_ranks(self.ranks), exc_info=True)
         finally:
             self._running.release()
 
-    def _close(self) -> None:
-        """Do what `close` says. The caller has acquired `_running`."""
+    def _close(self, why: str = CLOSED) -> None:
+        """Do what `close` says. The caller has acquired `_running`.
+
+        Args:
+            why: CLOSED or ENDED, which ranks that still run are told.
+        """
         if self._group is not None:
-            self._group.close()
+            self._group.close(why)
         if self.traffic:
             self._buffers.forget()
             self._plans.by_names.clear()

@@ -13,7 +13,7 @@ from ..distributed._mesh.text import of_ranks
 from .meeting import Place, in_world
 from .planner_ranks import LISTED
 from .team import Common, Team, is_made_by_all, new_group
-from .watch import CONNECT, Watch
+from .watch import CLOSED, CONNECT, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,16 +191,18 @@ class TransferGroup:
         if self.team is not None:
             self.team.close_connections()
 
-    def end_watch(self) -> None:
+    def end_watch(self, why: str = CLOSED) -> None:
         """Close the watch, if there is one, and set `watch` to None. The other ranks can still read how far this rank
-        came. Takes up to two seconds if the store doesn't answer, and raises nothing then."""
+        came, and why it left, CLOSED or ENDED. Takes up to two seconds if the store doesn't answer, and raises nothing
+        then."""
         watch, self.watch = self.watch, None
         if watch is not None:
-            watch.close()
+            watch.close(why)
 
-    def close(self) -> None:
-        """Watch no more, and destroy the group. A second call does nothing."""
-        self.end_watch()
+    def close(self, why: str = CLOSED) -> None:
+        """Watch no more, and destroy the group. `why` is CLOSED or ENDED, for the other ranks. A second call does
+        nothing."""
+        self.end_watch(why)
         if self.team is not None:
             self.team.destroy()
         self.team = None

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from ..distributed._mesh.text import of_ranks
+from ..errors import TransferFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ STORE = 5.0  # seconds in which it has to answer all others, beside the wait for
 ASKED_AFTER = 2.0  # seconds of waiting after which `status()` asks the store which ranks are missing
 CONNECT = timedelta(seconds=10)  # the least time that ranks get to connect, however short the timeout of a run is
 OVER = 1 << 30  # the step of a rank whose run is over: greater than that of any other rank
+CLOSED, ENDED = "it closed this Transfer", "its program ended"  # the texts of ranks that left
 
 
 def ask_aside(ask: Callable[[], Any]) -> Future[Any]:
@@ -81,7 +83,7 @@ class Position(NamedTuple):
         run: the number of the run, from 1; 0 while the transfer is made.
         step: how many steps of the run it has begun; OVER after the run. The same step has one number on all ranks.
         waits: True if it waits for other ranks in this step.
-        text: the step in words.
+        text: the step in words; CLOSED or ENDED if the rank has left.
         seconds: for how long it has been in this step.
     """
 
@@ -90,6 +92,13 @@ class Position(NamedTuple):
     waits: bool
     text: str
     seconds: float = 0.0
+
+    @property
+    def in_words(self) -> str:
+        """What the rank does."""
+        if self.text in (CLOSED, ENDED):
+            return f"{self.text} {f'after run {self.run}' if self.run else 'before its first run'}"
+        return f"it is {self.text}, for {self.seconds:.0f} s"
 
 
 class Failure(NamedTuple):
@@ -125,6 +134,7 @@ class Watch:
     Attributes:
         is_cut: True once the connections are closed, or are being closed.
         said: how the transfer failed, in words; None as long as it hasn't, or nobody has asked.
+        gone: then also the ranks that don't answer any more, or whose programs ended.
     """
 
     def __init__(
@@ -148,6 +158,8 @@ class Watch:
         self.is_cut = False  # whether the connections are closed, or are being closed
         self._is_late = False  # whether the clock closed them
         self.said: str | None = None  # how the transfer failed, in words, once it has
+        self.gone: tuple[int, ...] = ()
+        self._failed_run = 0  # the run in which it failed
         _threads.add(self)
 
     @property
@@ -156,7 +168,7 @@ class Watch:
         position, since = self._at
         return position._replace(seconds=time.monotonic() - since)
 
-    def begin(self, text: str, waits: bool = False) -> None:
+    def begin(self, text: str, waits: bool = False) -> str | None:
         """Note that this rank begins its next run. If the connections were closed since the last run, this first finds
         out why, which takes a few seconds.
 
@@ -164,17 +176,27 @@ class Watch:
             text: the first step, in words.
             waits: True if the rank waits for other ranks in it.
 
+        Returns:
+            How this very run failed on other ranks before this one came to it, in words; None if it didn't.
+
         Raises:
-            RuntimeError: the transfer failed before, here or on another rank. Says how.
+            TransferFailed: the transfer failed before, in a run that this rank began. Says how.
         """
+        run = self._at[0].run + 1
         if self.said is None and self.is_cut:
             self.said = self._learn(None)
+            if self._failed_run >= run:
+                return self.said
         if self.said is not None:
-            raise RuntimeError(
-                f"This Transfer failed before, and can't run again: {self.said} Close it, and make another one; "
-                "gone= names ranks that left."
-            )
-        self._at = Position(self._at[0].run + 1, 1, waits, text), time.monotonic()
+            raise TransferFailed(f"This Transfer failed before, and can't run again: {self.advice}", self.gone)
+        self._at = Position(run, 1, waits, text), time.monotonic()
+        return None
+
+    @property
+    def advice(self) -> str:
+        """What `said` says, and what to do."""
+        gone = f", with gone={self.gone}" if self.gone else ""
+        return f"{self.said} Close it, and make another one{gone}."
 
     def enter(self, text: str, waits: bool = False) -> None:
         """Note that this rank begins the next step of its run.
@@ -215,7 +237,7 @@ class Watch:
 
         Returns:
             What to raise on all ranks, in words: the run, the step, and the missing ranks or the error. It is also kept
-            in `said`.
+            in `said`; ranks that are gone are in `gone`.
         """
         position = self.position
         failure = Failure(
@@ -242,6 +264,7 @@ class Watch:
         self.cut()
         who = "the store of these ranks doesn't answer"
         if self._keeper is not None and self._keeper != self.rank:
+            self.gone = (self._keeper,)
             died = "which kept the store: it died, or left after a failure that it named"
             who = f"no answer any more from {of_ranks([self._keeper])}, {died}"
         return f"run {self.position.run}, {self.position.text}: {who}."
@@ -254,8 +277,8 @@ class Watch:
             heard: set once the store has answered a request.
 
         Returns:
-            Under "failure" the first one; under "missing" pairs of a rank and what it does in words, None for a rank
-            that doesn't answer. `compare_set` makes the first rank to write decide for all.
+            Under "failure" the first one; under "missing" what `_missing` returns. `compare_set` makes the first rank
+            to write decide for all.
 
         Raises:
             RuntimeError: the store is gone.
@@ -290,13 +313,18 @@ class Watch:
             answers: where the ranks are that answered.
 
         Returns:
-            Pairs of a rank and what it does in words, None for a rank that doesn't answer; ascending. Empty if nobody
-            is missing.
+            For each such rank, ascending: the rank, what it does in words, None if it doesn't answer, and whether it is
+            gone. Empty if nobody is missing.
         """
-        absent = [[rank, None] for rank in self.ranks if rank not in answers]
-        if absent and not failure.is_timeout:
-            # A connection broke, so a process died. Ranks that haven't come yet may just be on their way.
-            return absent
+        absent: list[list[Any]] = [[rank, None, True] for rank in self.ranks if rank not in answers]
+        left = [
+            [rank, at.in_words, at.text == ENDED]
+            for rank, at in answers.items()
+            if at.text in (CLOSED, ENDED) and at.run < failure.run
+        ]
+        if (absent or left) and not failure.is_timeout:
+            # A connection broke, since a process died or left. Ranks that haven't come yet may just be on their way.
+            return sorted(absent + left, key=lambda each: each[0])
         waiting = [(at.run, at.step) for at in answers.values() if at.waits]
         furthest = max(waiting, default=(failure.run, 1))
         late = {rank: at for rank, at in answers.items() if (at.run, at.step) < furthest}
@@ -308,21 +336,24 @@ class Watch:
             # connects them, are too slow. A thread that the machine doesn't run looks so, within a collective.
             last = min((at.run, at.step) for at in late.values())
             behind = {rank: at for rank, at in late.items() if (at.run, at.step) == last}
-        return sorted(absent + [[rank, f"{at.text}, for {at.seconds:.0f} s"] for rank, at in behind.items()])
+        found = [[rank, at.in_words, at.text == ENDED] for rank, at in behind.items()]
+        return sorted(absent + found, key=lambda each: each[0])
 
     def _explain(self, found: dict[str, Any]) -> str:
-        """Write what `_find_missing` returned (`found`) as a sentence for an error."""
+        """Write what `_find_missing` returned (`found`) as a sentence for an error. Sets `gone`."""
         failure: Failure = found["failure"]
+        self._failed_run = failure.run
+        self.gone = tuple([rank for rank, _, is_gone in found["missing"] if is_gone])
         where = f"run {failure.run}, {failure.text}" if failure.run else "making it"
         if failure.why:
             return f"{where}: {of_ranks([failure.rank])} failed: {failure.why.removesuffix('.')}."
-        absent = [rank for rank, does in found["missing"] if does is None]
+        absent = [rank for rank, does, _ in found["missing"] if does is None]
         said = []
         if absent:
             said.append(f"no answer any more from {of_ranks(absent)}")
             if absent == [self._keeper]:
                 said[0] += ", which kept the store: it died, or left after a failure that it named"
-        said += [f"rank {rank} didn't come: it is {does}" for rank, does in found["missing"] if does is not None]
+        said += [f"rank {rank} didn't come: {does}" for rank, does, _ in found["missing"] if does is not None]
         if not said:
             said = ["all ranks answer, so that a connection between two of them broke, or is too slow"]
         late = f", waited for longer than {self.timeout.total_seconds():g} s" if failure.is_timeout else ""
@@ -374,14 +405,15 @@ class Watch:
         """Wait up to `seconds` for answers to a call. Returns the positions of the ranks that answered, and for a rank
         that has closed the transfer the position in which it did. Other ranks are left out."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until and not self._store.check([f"answer {number} {rank}" for rank in self.ranks]):
+        positions: dict[int, Position] = {}
+        while True:
+            for rank in [rank for rank in self.ranks if rank not in positions]:
+                key = next((k for k in (f"answer {number} {rank}", f"closed {rank}") if self._store.check([k])), None)
+                if key is not None:
+                    positions[rank] = Position(*json.loads(self._store.get(key)))
+            if len(positions) == len(self.ranks) or time.monotonic() > until:
+                return positions
             time.sleep(ASK)
-        positions = {}
-        for rank in self.ranks:
-            key = next((k for k in (f"answer {number} {rank}", f"closed {rank}") if self._store.check([k])), None)
-            if key is not None:
-                positions[rank] = Position(*json.loads(self._store.get(key)))
-        return positions
 
     def waited_for(self) -> list[int]:
         """Ask all ranks where they are, and return those for which this rank waits. Takes up to twice LISTEN seconds.
@@ -394,21 +426,27 @@ class Watch:
         store.set(f"call {number}", "question")
         self._answer(number, position)
         failure = Failure(self.rank, position.run, position.text, "", True)
-        return [rank for rank, _ in self._missing(failure, self._answers(number, 2 * LISTEN))]
+        return [rank for rank, *_ in self._missing(failure, self._answers(number, 2 * LISTEN))]
 
-    def close(self) -> None:
-        """Stop watching. The other ranks find in the store how far this rank came; the last one to close deletes the
-        transfer's keys. Waits for the store for at most twice LISTEN seconds, and raises nothing if it is gone."""
+    def close(self, why: str = CLOSED) -> None:
+        """Stop watching. The other ranks find in the store how far this rank came, and why it left; the last one to
+        close deletes the transfer's keys. Waits for the store for at most twice LISTEN seconds, and raises nothing if
+        it is gone.
+
+        Args:
+            why: CLOSED or ENDED.
+        """
         _threads.discard(self)
         try:
-            in_time(self._leave, 2 * LISTEN)
+            in_time(lambda: self._leave(why), 2 * LISTEN)
         except (FutureTimeout, RuntimeError):
             pass  # the store is gone, or the interpreter ends: the others see that this rank doesn't answer
 
-    def _leave(self) -> None:
-        """Write this rank's position into the store. The last rank to leave deletes all keys of the transfer."""
+    def _leave(self, why: str) -> None:
+        """Write into the store how far this rank came, and why it leaves. The last rank to leave deletes all keys of
+        the transfer."""
         store = self._store
-        store.set(f"closed {self.rank}", json.dumps(self.position))
+        store.set(f"closed {self.rank}", json.dumps(self.position._replace(waits=False, text=why)))
         if store.add("closed", 1) < len(self.ranks):
             return
         calls = range(1, store.add("calls", 0) + 1)

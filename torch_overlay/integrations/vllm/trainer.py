@@ -95,9 +95,10 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
         Args:
             init_info: of this rank.
-            client: has the methods `init_weight_transfer_engine`, `start_weight_update`, `update_weights` and
-                `finish_weight_update`, as vLLM's clients since 0.27. Only the sender, rank 0, calls them. For a server
-                of vLLM 0.24 to 0.26, its `start_weight_update` passes ``is_checkpoint_format=False``.
+            client: an `HTTPClient`, one of vLLM's (0.27 and newer), or anything with its methods
+                `init_weight_transfer_engine`, `start_weight_update`, `update_weights` and `finish_weight_update`. Only
+                the sender, rank 0, calls them. For a server of vLLM 0.24 to 0.26, its `start_weight_update` passes
+                ``is_checkpoint_format=False``, as that of `HTTPClient` does.
             source: a `DTensorSource`, or a `WeightSource` of vLLM 0.33 that has `iter_local`.
 
         Raises:
