@@ -45,6 +45,14 @@ def one_stays_away_from_the_second(rank: int) -> None:
     one_stays_away(rank)
 
 
+def one_leaves_a_mesh_out(rank: int) -> None:
+    """And the last mesh is the same on all. Rank 3 and it make the first group together, by two names."""
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("a", "b", "c"))["b", "c"]
+    if rank != 2:
+        mesh._flatten("skipped")
+    mesh._flatten("last")
+
+
 def one_stays_away_while_meshes_are_compared(rank: int) -> None:
     with torch_overlay.enabled(check_mesh=True):
         one_stays_away(rank)
@@ -98,7 +106,8 @@ def one_dies(rank: int) -> None:
     grid(2, 2)
 
 
-WAITS = [one_builds_another, one_stays_away, one_stays_away_from_the_second, one_stays_away_while_meshes_are_compared]
+WAITS = [one_builds_another, one_stays_away, one_stays_away_from_the_second, one_leaves_a_mesh_out]
+WAITS.append(one_stays_away_while_meshes_are_compared)
 SCENES = [*WAITS, all_build_the_same, all_build_the_same_slowly]
 PLAYED = [(scene, "tcp") for scene in SCENES] + [(scene, "file") for scene in (one_builds_another, all_build_the_same)]
 COMPARED = [other_shape, other_names, other_order, other_options, other_version]
@@ -178,26 +187,38 @@ def met(tmp_path_factory):
 
 
 SQUARE = r"(a=2, b=2) on cpu over ranks 0 to 3 as 2:2, 2:1"
+SAME = "All ranks of a mesh must build the same meshes in the same order."
+LATE = "All that came build the same: rank 3 may be late, wait elsewhere, or have died."
+HALF = "=2) on cpu over ranks 0 to 3 as 2:1"
+FLAT = "=4) on cpu over ranks 0 to 3 as 4:1"
 SAID = {
-    "one_builds_another": f"rank 0 builds {SQUARE}; ranks 1-3 came last to (a=4) on cpu over ranks 0 to 3 as 4:1.",
-    "one_stays_away": f"ranks 0-2 build {SQUARE}; rank 3 came to no mesh yet.",
-    "one_stays_away_from_the_second": f"ranks 0-2 build {SQUARE} for the 2nd time; rank 3 came last to {SQUARE}.",
-    "one_stays_away_while_meshes_are_compared": f"ranks 0-2 build {SQUARE}; rank 3 came to no mesh yet.",
+    "one_builds_another": f"rank 0 builds {SQUARE}; ranks 1-3 came last to (a{FLAT}. {SAME}",
+    "one_stays_away": f"ranks 0-2 build {SQUARE}; rank 3 came to no mesh yet. {LATE}",
+    "one_stays_away_from_the_second": f"ranks 0-2 build {SQUARE} for the 2nd time; rank 3 came last to {SQUARE}. "
+    f"{LATE}",
+    "one_leaves_a_mesh_out": f"ranks 0-3 build (last{HALF}. They parted at their 2nd mesh: ranks 0, 1, 3 build (skipped"
+    f"{HALF}; rank 2 builds (last{HALF}. {SAME}",
+    "one_stays_away_while_meshes_are_compared": f"ranks 0-2 build {SQUARE}; rank 3 came to no mesh yet. {LATE}",
 }
 
 
 @pytest.mark.parametrize("scene, kind", [(scene.__name__, kind) for scene, kind in PLAYED if scene in WAITS])
 def test_who_waits_says_once_who_builds_what(met, scene, kind):
     """And what stock does stays: it waits, and raises at the timeout."""
-    waiting = [0] if scene == "one_builds_another" else [0, 1, 2]
+    waiting = {"one_builds_another": [0], "one_leaves_a_mesh_out": [3]}.get(scene, [0, 1, 2])
     for rank in range(RANKS):
         logged, error, *_ = met[scene, kind, rank]
         assert bool(error) == (rank in waiting), (rank, error)
         assert "rank 3 didn" in error or rank == 3 or "compared" not in scene
         assert len(logged) == (rank in waiting), (rank, logged)
-        assert all(f"Rank {rank} has waited 0.5 s for other ranks to " in line for line in logged), logged
+        assert all(f"torch_overlay: Rank {rank} has waited 0.5 s for other ranks to " in line for line in logged), (
+            logged
+        )
         assert all(SAID[scene] in line for line in logged), logged
-        assert all("TORCH_OVERLAY_CHECK_MESH=1, a mesh that differs is an error at once" in line for line in logged)
+        advice = "TORCH_OVERLAY_CHECK_MESH=1, a mesh that differs is an error at once"
+        assert all((advice in line) != ("compared" in scene) for line in logged), logged
+        if rank in waiting and "compared" not in scene:
+            assert f"While it waited: {SAID[scene]}" in error, error
 
 
 @pytest.mark.parametrize(
@@ -259,11 +280,11 @@ def test_lines_are_read_without_waiting_and_by_few_requests(missing, most):
     """Of a thousand ranks: one request asks whether all are there, and halves say who isn't."""
     store = dist.HashStore()
     for rank in {*range(1000)} - {*missing}:
-        store.set(f"mesh_line/{rank}", "(a=1000)")
+        store.set(f"mesh_line/{rank}", "1\n(a=1000)")
     asked, start = Asked(store), time.monotonic()
     said = waiting.who_builds(asked, range(1000))
     assert said.pop(None, []) == missing
-    assert list(said) == ["(a=1000)"] and len(said["(a=1000)"]) == 1000 - len(missing)
+    assert list(said) == ["1\n(a=1000)"] and len(said["1\n(a=1000)"]) == 1000 - len(missing)
     assert len(asked.asked) <= most, asked.asked
     assert time.monotonic() - start < 10  # a HashStore waits 300 s for what isn't there
 
@@ -297,7 +318,7 @@ def test_in_a_large_world_few_are_asked_those_first_that_are_waited_for(pair, mo
 @pytest.mark.parametrize("refuses", ["set", "clone", "check", "multi_get"])
 def test_a_store_that_refuses_changes_nothing(pair, refuses):
     store = dist.HashStore()
-    store.set("mesh_line/1", "(b=2)")
+    store.set("mesh_line/1", "1\n(b=2)")
     broken = mock.Mock(wraps=store, **{f"{refuses}.side_effect": RuntimeError("no such thing")})
     if refuses != "clone":
         broken.clone.side_effect = lambda: broken

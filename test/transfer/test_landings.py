@@ -294,6 +294,40 @@ def test_what_a_loader_keeps_or_puts_in_the_model_comes_whole_and_the_model_stay
         kept.clear()
 
 
+def fills_an_empty_slot(model, tensor):
+    model[0].bias = torch.nn.Parameter(tensor.new_zeros(4))
+
+
+def replaces_a_layer(model, tensor):
+    model[0] = torch.nn.Linear(4, 4, bias=False, device="meta")
+
+
+def removes_a_layer(model, tensor):
+    del model[1]
+
+
+def adds_a_buffer(model, tensor):
+    model.register_buffer("more", tensor.new_zeros(2))
+
+
+@pytest.mark.parametrize("change", [fills_an_empty_slot, replaces_a_layer, removes_a_layer, adds_a_buffer])
+def test_what_a_loader_makes_of_the_modules_is_taken_back(change):
+    """Asking it leaves the model as it was; and nothing of what it took in hand is direct."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
+    layers, weights, slots = [*model], [layer.weight for layer in model], [*model[0]._parameters]
+
+    def load(pairs):
+        for name, tensor in pairs:
+            layers[int(name[0])].weight.data.copy_(tensor)
+            if name[0] == "0":
+                change(model, tensor)
+
+    found = torch_overlay.landings(load, model, metas_of({"0.weight": (4, 4), "1.weight": (4, 4)}))
+    assert [*model] == layers and all(layer.weight is weight for layer, weight in zip(layers, weights))
+    assert model[0].bias is None and [*model[0]._parameters] == slots and not [*model.buffers()]
+    assert set(found.whole) == {"0.weight", "1.weight"} and not found.direct
+
+
 def test_a_loader_that_does_otherwise_the_second_time_is_not_believed():
     model, calls = module_of(a=zeros(4, 6), b__w=zeros(4, 6)), []
 

@@ -30,7 +30,7 @@ _SHOWN = 5  # names in one message
 REFUSED = "its loader ends with"
 # The name under which an operation is recorded in which no tensor takes part, such as a fill between two copies.
 NOBODY = "\0nobody"
-_TABLES = "_parameters", "_buffers"
+_TABLES = "_parameters", "_buffers", "_modules"
 _PIECE = object()  # in place of a fill's value, for a view to which a tensor is copied
 
 
@@ -524,8 +524,8 @@ class ModelMemory:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._model, self._slots = model, [*_slots(model)]
-        self._keys = {(id(m), table): {*getattr(m, table)} for m in model.modules() for table in _TABLES}
+        self._slots = [*_slots(model)]
+        self._tables = [(module, table, {**getattr(module, table)}) for module in model.modules() for table in _TABLES]
         self._said = _names_and_shapes(model)
         self.storages = {storage_of(slot.data) for slot in self._slots}
         self._modules: dict[int, set[int]] = {}
@@ -541,20 +541,19 @@ class ModelMemory:
         return set().union(*[own for own in self._modules.values() if own & storages])
 
     def restore(self) -> bool:
-        """Restore parameters and buffers that a loader replaced or added, or whose memory it replaced. Returns True if
-        there were any."""
+        """Put back the parameters, buffers and submodules that a loader replaced, removed or added, and parameters and
+        buffers whose memory or shape it changed. Values that were written into their memory stay. Returns True if
+        anything had to be put back."""
         replaced = False
-        for module, table, key, tensor, data in self._slots:
+        for module, table, before in self._tables:
             its = getattr(module, table)
-            if its.get(key) is not tensor:
-                its[key], replaced = tensor, True
+            if its.keys() != before.keys() or any(its[key] is not value for key, value in before.items()):
+                its.clear()
+                its.update(before)
+                replaced = True
+        for _, tensor, data in self._slots:
             if extent(tensor) != extent(data) or tensor.shape != data.shape:
                 tensor.data, replaced = data, True
-        for module in self._model.modules():
-            for table in _TABLES:
-                for key in getattr(module, table).keys() - self._keys.get((id(module), table), set()):
-                    del getattr(module, table)[key]
-                    replaced = True
         return replaced
 
     def change(self, model: torch.nn.Module, storages: Collection[int]) -> str | None:
@@ -581,8 +580,6 @@ class _Slot(NamedTuple):
     """A parameter or buffer of a module, as it was before the loader ran."""
 
     module: torch.nn.Module
-    table: str
-    key: str
     tensor: torch.Tensor
     data: torch.Tensor  # alive, so that its storage's address isn't another's
 
@@ -590,10 +587,9 @@ class _Slot(NamedTuple):
 def _slots(model: torch.nn.Module) -> Iterator[_Slot]:
     """Yield all parameters and buffers of a model, module by module. A tensor that two modules share comes twice."""
     for module in model.modules():
-        for table in _TABLES:
-            for key, tensor in getattr(module, table).items():
-                if tensor is not None:
-                    yield _Slot(module, table, key, tensor, tensor.detach())
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                yield _Slot(module, tensor, tensor.detach())
 
 
 def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

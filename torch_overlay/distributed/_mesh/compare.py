@@ -3,10 +3,10 @@ groups are created if the user asks for it.
 
 A rank that builds another mesh than its peers hangs in the creation of a group, and so
 do they. Start at `leave_line` and `explained`: before it creates groups, each rank
-stores one line about its mesh in the store of the default group. That is one `set` for
-each mesh, under one key for each rank, which the next line replaces. A rank that has
-waited for `SECONDS` reads the lines of the other ranks and logs a warning if they
-differ. This never raises, and nothing depends on what was read.
+stores its last meshes, a line for each, in the store of the default group. That is one
+`set` for each mesh, under one key for each rank, which the next one replaces. A rank
+that has waited for `SECONDS` reads the lines of the other ranks and logs a warning if
+they differ. This never raises, and nothing depends on what was read.
 
 `check_same_mesh` compares the lines if the setting ``mesh_check`` is on. Rank 0 reads
 all lines and answers all ranks, so a mismatch is an error on every rank and not a hang.
@@ -22,6 +22,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import defaultdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -42,6 +43,9 @@ SECONDS = 5.0  # how long a rank waits before it reads the lines of others
 # ranks of a large world would ask one store in the same moment.
 SPREAD = 0.001
 MOST = 256  # how many ranks' lines are read
+KEPT = 8  # of how many meshes a rank's lines are stored
+NAME = ""  # begins the warning
+NAME = "torch_overlay: "  # overlay only
 SWITCH = "mesh_check"  # how messages name the setting that compares meshes
 # People set it as an option here. Upstream gets the line above.  # overlay only
 SWITCH = "check_mesh=True, or TORCH_OVERLAY_CHECK_MESH=1,"  # overlay only
@@ -51,9 +55,9 @@ logger = logging.getLogger(__name__)
 
 def leave_line(describe: Callable[[], str]) -> None:
     """Store one line about the mesh that this rank is about to build, for other ranks
-    to read. If the same line comes again, the stored one says how often it came. A
-    failure to store it is ignored. Nothing is stored if there are no other ranks or no
-    store through which they talk.
+    to read, with those about the meshes before it. If the same line comes again, the
+    stored one says how often it came. A failure to store it is ignored. Nothing is
+    stored if there are no other ranks or no store through which they talk.
 
     Args:
         describe: returns one readable line, the same on all ranks that build this mesh.
@@ -70,18 +74,25 @@ def leave_line(describe: Callable[[], str]) -> None:
         world = current_world()
         line = describe()
         world.lines[line] += 1
-        world.line = (
-            line
-            if world.lines[line] == 1
-            else f"{line} for the {_ordinal(world.lines[line])} time"
-        )
+        if world.lines[line] > 1:
+            line = f"{line} for the {_ordinal(world.lines[line])} time"
+        _, *before = world.last_lines.split("\n")
+        number = sum(world.lines.values())
+        world.last_lines = "\n".join([str(number), *before[1 - KEPT :], line])
         distributed_c10d._world.pg_map[default_group][1].set(
-            _line_key(default_group.rank()), world.line
+            _line_key(default_group.rank()), world.last_lines
         )
+
+
+def _meshes(lines: str) -> dict[int, str]:
+    """The meshes that a rank's stored lines name, by their number among all that it has
+    built, from 1."""
+    number, *meshes = lines.split("\n")
+    return dict(enumerate(meshes, int(number) - len(meshes) + 1))
 
 
 @contextlib.contextmanager
-def explained(wait: Callable[[], tuple[str, Sequence[int]]]) -> Iterator[None]:
+def explained(wait: Callable[[], tuple[str, Sequence[int]]]) -> Iterator[list[str]]:
     """Run a block that waits for other ranks. If it takes longer than `SECONDS`, log
     once which rank builds what, if they differ.
 
@@ -89,12 +100,16 @@ def explained(wait: Callable[[], tuple[str, Sequence[int]]]) -> Iterator[None]:
         wait: returns what other ranks have to do, after "to", and which ranks take
             part, those that are waited for first. Called only if the block takes long,
             in another thread.
+
+    Returns:
+        A context manager of a list, which then gets who builds what, in words.
     """
     timer = None
+    found: list[str] = []
     with contextlib.suppress(Exception):
-        timer = _start_timer(wait)
+        timer = _start_timer(wait, found)
     try:
-        yield
+        yield found
     finally:
         if timer is not None:
             timer.cancel()
@@ -104,7 +119,7 @@ def explained(wait: Callable[[], tuple[str, Sequence[int]]]) -> Iterator[None]:
 
 
 def _start_timer(
-    wait: Callable[[], tuple[str, Sequence[int]]],
+    wait: Callable[[], tuple[str, Sequence[int]]], found: list[str]
 ) -> threading.Timer | None:
     """Start the timer that logs the warning of `explained`, in another thread. It fires
     after `SECONDS`, a little later on higher ranks, unless it is cancelled before. An
@@ -112,6 +127,7 @@ def _start_timer(
 
     Args:
         wait: see `explained`. The timer's thread calls it.
+        found: gets who builds what, if the warning is logged.
 
     Returns:
         The running timer. None if the world has no other ranks to wait for, or no store
@@ -123,7 +139,7 @@ def _start_timer(
     world = distributed_c10d._get_default_group()
     if not _can_wait(world):
         return None
-    rank, line = world.rank(), current_world().line
+    rank, lines = world.rank(), current_world().last_lines
     # Any: the stubs of Store have no clone().
     store = cast("Any", distributed_c10d._world.pg_map[world][1])
 
@@ -132,12 +148,20 @@ def _start_timer(
             what, ranks = wait()
             ranks_to_read = [*dict.fromkeys(ranks)][:MOST]
             # A clone: the store's own connection may be what the block waits on.
-            ranks_by_line = who_builds(store.clone(), ranks_to_read)
-            if (
-                any(other_line != line for other_line in ranks_by_line)
-                and not timer.finished.is_set()
-            ):
-                logger.warning(_explanation(rank, line, what, ranks_by_line))
+            ranks_by_lines = who_builds(store.clone(), ranks_to_read)
+            ranks_by_lines.setdefault(lines, [rank])
+            if len(ranks_by_lines) > 1 and not timer.finished.is_set():
+                found.append(_who_builds_what(lines, ranks_by_lines))
+                switch = (
+                    ""
+                    if get_settings().mesh_check
+                    else f"; with {SWITCH} a mesh that differs is an error at once"
+                )
+                logger.warning(
+                    f"{NAME}Rank {rank} has waited {SECONDS:g} s for other ranks to "
+                    f"{what}, and not all of them are at the same mesh: {found[0]} It "
+                    f"waits on, as long as the timeout allows{switch}."
+                )
 
     timer = threading.Timer(SECONDS + SPREAD * rank, explain)
     timer.daemon = True  # a process that ends must not wait for it
@@ -156,13 +180,14 @@ def _can_wait(world: ProcessGroup) -> bool:
 
 
 def _line_key(rank: int) -> str:
-    """The store key of a rank's line."""
+    """The store key of a rank's lines."""
     return f"mesh_line/{rank}"
 
 
 def who_builds(store: Any, ranks: Sequence[int]) -> dict[str | None, list[int]]:
-    """The ranks that left each line last; None stands for no line. It reads no key that
-    isn't set, so it waits for no rank. Raises what the store raises."""
+    """The ranks that left the same lines, see `leave_line`; None stands for no line. It
+    reads no key that isn't set, so it waits for no rank. Raises what the store
+    raises."""
     with_line = _ranks_with_line(store, ranks)
     keys = [_line_key(rank) for rank in with_line]
     values = (
@@ -193,37 +218,68 @@ def _ranks_with_line(store: Any, ranks: Sequence[int]) -> list[int]:
     return _ranks_with_line(store, ranks[:half]) + _ranks_with_line(store, ranks[half:])
 
 
-def _explanation(
-    rank: int, line: str | None, what: str, ranks_by_line: dict[str | None, list[int]]
-) -> str:
-    """The warning of a rank that waits, with the lines of the ranks that were read.
+def _who_builds_what(own: str, ranks_by_lines: dict[str | None, list[int]]) -> str:
+    """Which ranks build which mesh, and at which earlier mesh they parted, as
+    sentences.
 
     Args:
-        rank: this rank.
-        line: the last line of this rank.
-        what: what other ranks have to do, after "to".
-        ranks_by_line: as `who_builds` returns them.
+        own: the lines of this rank.
+        ranks_by_lines: as `who_builds` returns them, with this rank.
     """
-    own_ranks = ranks_by_line.get(line, [rank])
-    parts = [f"{of_ranks(own_ranks)} build{'s' if len(own_ranks) == 1 else ''} {line}"]
-    other_lines = {
-        other_line: ranks
-        for other_line, ranks in ranks_by_line.items()
-        if other_line not in (line, None)
-    }
-    parts += [
-        f"{of_ranks(ranks)} came last to {other_line}"
-        for other_line, ranks in other_lines.items()
-    ]
-    if None in ranks_by_line:
-        parts.append(f"{of_ranks(ranks_by_line[None])} came to no mesh yet")
-    return (
-        f"Rank {rank} has waited {SECONDS:g} s for other ranks to {what}, and not all "
-        "of them are at the same mesh: "
-        f"{'; '.join(parts)}. All ranks of a mesh must build the same meshes in the "
-        "same order. It waits on, as long "
-        f"as the timeout allows; with {SWITCH} a mesh that differs is an error at once."
-    )
+    meshes = {lines: _meshes(lines) for lines in ranks_by_lines if lines is not None}
+    last = {lines: max(by_number) for lines, by_number in meshes.items()}
+    here, late = meshes[own][last[own]], []
+    by_text: dict[str, list[int]] = defaultdict(list)
+    for lines, by_number in meshes.items():
+        mesh, ranks = by_number[last[lines]], ranks_by_lines[lines]
+        is_ahead = last[lines] > last[own] and by_number.get(last[own]) == here
+        verb = "went on" if is_ahead else "came last"
+        by_text["" if mesh == here else f" {verb} to {mesh}"] += ranks
+        late += ranks if last[lines] < last[own] else []
+    parts = [_builds(by_text.pop(""), here)]
+    parts += [f"{of_ranks(sorted(ranks))}{text}" for text, ranks in by_text.items()]
+    if None in ranks_by_lines:
+        late += ranks_by_lines[None]
+        parts.append(f"{of_ranks(ranks_by_lines[None])} came to no mesh yet")
+    said = [f"{'; '.join(parts)}."]
+    parted = _where_parted(ranks_by_lines, meshes)
+    if parted is not None:
+        number, ranks_by_mesh = parted
+        if number < max(last.values()):
+            text = "; ".join(_builds(*each[::-1]) for each in ranks_by_mesh.items())
+            said.append(f"They parted at their {_ordinal(number)} mesh: {text}.")
+        said.append("All ranks of a mesh must build the same meshes in the same order.")
+    elif late:
+        said.append(
+            f"All that came build the same: {of_ranks(sorted(late))} may be late, wait "
+            "elsewhere, or have died."
+        )
+    return " ".join(said)
+
+
+def _where_parted(
+    ranks_by_lines: dict[str | None, list[int]], meshes: dict[str, dict[int, str]]
+) -> tuple[int, dict[str, list[int]]] | None:
+    """The number of the first mesh that differs between ranks, and the ranks that build
+    each of these meshes. None if none does.
+
+    Args:
+        meshes: for each rank's lines what `_meshes` returns.
+    """
+    for number in sorted({each for by_number in meshes.values() for each in by_number}):
+        ranks_by_mesh: dict[str, list[int]] = {}
+        for lines, by_number in meshes.items():
+            if number in by_number:
+                ranks = ranks_by_mesh.setdefault(by_number[number], [])
+                ranks.extend(ranks_by_lines[lines])
+        if len(ranks_by_mesh) > 1:
+            return number, ranks_by_mesh
+    return None
+
+
+def _builds(ranks: list[int], mesh: str) -> str:
+    """ "rank 1 builds (a=2)" """
+    return f"{of_ranks(sorted(ranks))} build{'s' if len(ranks) == 1 else ''} {mesh}"
 
 
 def _ordinal(number: int) -> str:

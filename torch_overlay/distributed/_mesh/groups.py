@@ -688,8 +688,13 @@ def new_groups(
         RuntimeError: a group couldn't be made, such as when a member didn't come within
             the timeout.
     """
-    with explained(lambda: _describe_wait(request, copies, alone)):
-        groups = _create_groups(request, copies, alone)
+    with explained(lambda: _describe_wait(request, copies, alone)) as found:
+        try:
+            groups = _create_groups(request, copies, alone)
+        except RuntimeError as error:
+            if found and len(error.args) == 1:
+                error.args = (f"{error} While it waited: {found[0]}",)
+            raise
     for ranks, group in zip(copies, groups, strict=True):
         if group is not None and logger.isEnabledFor(logging.DEBUG):
             logger.debug(

@@ -460,7 +460,8 @@ class World:
         compared: how often ranks compared meshes (see `check_same_mesh`).
         left_before: how often ranks gave up comparing, in earlier worlds on the same
             store.
-        line: the last line that this rank left about a mesh (see `leave_line`).
+        last_lines: how many meshes this rank has built, and a line for each of the last
+            ones (see `leave_line`).
         lines: how often it left each line.
     """
 
@@ -468,7 +469,7 @@ class World:
         self.universes: list[Universe] = []
         self.left: dict[Universe, None] = {}
         self.compared, self.left_before = 0, 0
-        self.line: str | None = None
+        self.last_lines = "0"
         self.lines: Counter[str] = Counter()
         self._private: Counter[RankMap] = Counter()
         self._opened: Counter[RankMap] = Counter()
