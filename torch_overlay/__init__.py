@@ -131,10 +131,11 @@ def is_enabled() -> bool:
 
 def options() -> Choices:
     """Return the options in force, a frozen value; while the overlay is off, those that `enable` would start from.
+    Then it warns of a variable ``TORCH_OVERLAY_<NAME>`` that names no option.
 
     Raises:
         OptionError: the overlay is off, and a variable ``TORCH_OVERLAY_<NAME>`` has a value that its option doesn't
-            take.
+            take, or names an option of an earlier version.
 
     >>> import torch_overlay
     >>> torch_overlay.options().flatten

@@ -170,7 +170,8 @@ class Session:
             force: also undo what somebody else patched over.
 
         Raises:
-            ForeignPatch: somebody patched over ours. Nothing was undone.
+            ForeignPatch: somebody patched over ours, and `force` is False. Nothing was undone.
+            OverlayError: an object couldn't be put back. All others were, and `changes` is empty.
         """
         # All are looked at before the first is undone: a foreign patch must not leave the overlay half on.
         changes = list(self.changes.values())

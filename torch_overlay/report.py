@@ -207,7 +207,8 @@ def _all_fitted(lines: list[str], width: int) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """Return an option or a count as text: on, off, none, words with commas between them."""
+    """Return the value of an option or a count as text: on or off for a bool; none for None and for what is empty; the
+    parts of a tuple or a mapping with commas between them."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:

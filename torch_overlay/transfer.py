@@ -171,13 +171,25 @@ class Transfer:
             async_op: run in the background, on a thread and on a GPU by a stream of its own, and return a handle. The
                 targets are undefined until its `wait()` returns, which raises the run's errors. The sources are read
                 until its `sent()` is true.
-            snapshot: copy the sources first, within the budget, so that they may change while the run goes on.
+            snapshot: copy the sources first, so that they may change while the run goes on. The copies and the buffers
+                have to fit the budget together.
+
+        Returns:
+            With `async_op` the handle of the run, whose `wait()` raises the errors below, except that the Transfer is
+            closed or running. Else None, when the targets are written.
 
         Raises:
-            ValueError: on all ranks, before anything is sent, with the rank and the tensor: a tensor changed its shape,
-                type, device or placements, or lost its memory; ranks differ in `only`, `version` or `check`; replicas
-                differ, or the sources of targets that are one block of memory. In the background also: a source was
-                changed in place meanwhile, as its version counter says.
+            ValueError: on all ranks, with the rank and the reason. Nothing was sent, and the next run can succeed:
+
+                - a tensor changed its shape, type, device or placements, or lost its memory;
+                - `only` has a name that isn't moved, or ranks differ in `only`, `version` or `check`;
+                - replicas differ, or the sources of targets that are one block of memory;
+                - targets came to share memory, or a file of the checkpoint changed;
+                - the budget is too small for these names, the snapshot, or copies of sources that targets overwrite;
+                - a rank called `refuse`, or a run in the background failed and nobody called its `wait()`.
+
+                After a run in the background it also means that a source was changed in place while it was read, as
+                its version counter says. Then the targets were written.
             TransferFailed: a rank failed, or didn't come within the timeout. Names the rank and the step, and says
                 whether targets of this rank were written. The Transfer can't run again; the ranks that are left close
                 it, and make another one with ``gone=error.gone``. It is a RuntimeError.

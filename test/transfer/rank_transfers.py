@@ -252,6 +252,22 @@ class TransferCases:
         self.assertIsNone(raised.exception.__cause__ or raised.exception.__context__)
         store.set("they gave up", "")
 
+    def test_a_slice_of_a_sharded_dim_is_refused_since_it_is_a_copy(self):
+        """On either side, with or without autograd; a part that shares the parameter's memory is taken."""
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        for side in ("source", "target"):
+            weight = torch.nn.Parameter(distribute_tensor(torch.ones(16, 4), mesh, [S(0)], src_data_rank=None))
+            for part in (weight[:8], weight.detach()[:8], weight.chunk(2)[1]):
+                other = torch.zeros(8, 4)
+                trees = ([part], [other]) if side == "source" else ([other], [part])
+                with self.assertRaisesRegex(ValueError, f"The {side} '0' is a part of another DTensor, and has memory"):
+                    torch_overlay.Transfer(*trees)
+        columns = weight[:, :2]
+        with torch_overlay.Transfer([torch.full((16, 2), 3.0)], [columns]) as transfer:
+            transfer.run()
+        want = torch.tensor([3.0, 3.0, 1.0, 1.0]).expand(2, 4)
+        self.assertTrue(torch.equal(weight.to_local(), want))
+
     def test_a_rank_that_left_is_named_also_to_one_that_comes_later(self):
         """Whether it closed its Transfer or its program ended; and the later one hears that this run failed. From the
         next call on it is one that failed before."""

@@ -84,7 +84,8 @@ def contents_of(descriptions: Mapping[int, Description]) -> Contents | None:
 def _shardings_of_checkpoint(
     contents: Contents, sides: Sequence[Mapping[str, Sharding]], descriptions: Mapping[int, Description]
 ) -> dict[str, Sharding]:
-    """Return the shardings of a checkpoint's tensors, by name: whole on each reader, on the device of the target.
+    """Return the shardings of a checkpoint's tensors, by the target's names: each reader has all of each. The device is
+    that of the target, or the CPU if no target has the name.
 
     Raises:
         ValueError: other ranks give tensors as the source.
@@ -250,7 +251,9 @@ def raise_if_any(
     if problems:
         count = max(count, len(problems))
         more = f"; and {count - SHOWN} more" if count > SHOWN else ""
-        raise ValueError(f"{why}: {'; '.join(problems[:SHOWN])}{more}.")
+        is_lacking = any(problem.startswith(("the source has ", "the target has ")) for problem in problems[:SHOWN])
+        hint = " names= maps the source's names; strict=False leaves out what one side lacks." if is_lacking else ""
+        raise ValueError(f"{why}: {'; '.join(problems[:SHOWN])}{more}.{hint}")
 
 
 def uncovered_text(tensor: Tensor, pieces: Pieced) -> str | None:

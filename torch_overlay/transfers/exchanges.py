@@ -387,7 +387,12 @@ class Exchanges:
             self._buffers.give(came)
 
     def _pack(self, number: int, sources: Locals) -> torch.Tensor:
-        """Allocate a buffer, and pack into it what exchange `number` sends by its all-to-all."""
+        """Take a buffer, and pack into it what exchange `number` sends by its all-to-all. `_await_exchange` gives the
+        buffer back.
+
+        Raises:
+            RuntimeError: the watch has closed the connections.
+        """
         direction = self._directions[number][0]
         with self._step(number, "pack"):
             buffer = self._buffers.take(sum(direction.splits))
@@ -396,7 +401,11 @@ class Exchanges:
 
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
         """Begin exchange `number`: its point-to-point messages and its all-to-all, from the buffer `packed`. Does not
-        wait for either."""
+        wait for either.
+
+        Raises:
+            RuntimeError: a message can't be sent, or the watch has closed the connections.
+        """
         out, into = self._directions[number]
         self._is_written |= self._p2p[number].writes
         came = self._buffers.take(sum(into.splits))
@@ -479,7 +488,11 @@ class Exchanges:
                 gives_up = self._watch.is_cut
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
-        """Unpack what exchange `number` received into the targets."""
+        """Unpack what exchange `number` received into the targets.
+
+        Raises:
+            RuntimeError: the watch has closed the connections.
+        """
         with self._step(number, "unpack"):
             self._directions[number][1].copies.land(targets, came, self._views)
 

@@ -7,6 +7,7 @@ tensor, and digests of its values.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -238,6 +239,8 @@ def _as_given(name: str, leaf: Any, side: str) -> Given:
         leaf = _pieces_of_chunks(name, leaf)
     if isinstance(leaf, torch.Tensor):
         problem = _why_immovable(leaf._local_tensor if isinstance(leaf, DTensor) else leaf)
+        if problem is None and isinstance(leaf, DTensor):
+            problem = _why_apart(leaf)
         if problem is not None:
             raise TypeError(f"The {side} {name!r} {problem}.")
         return leaf if isinstance(leaf, DTensor) else Plain(leaf)
@@ -260,10 +263,33 @@ def _no_tensor_text(name: str, leaf: Any, side: str) -> str:
     the leaf."""
     subject = f"The {side} {name!r}" if name else f"The {side}"
     if isinstance(leaf, torch.nn.Module):
-        return f"{subject} is a module ({type(leaf).__name__}); a transfer takes tensors: give its state_dict()."
+        give = "dict(module.named_parameters())"
+        return f"{subject} is a module ({type(leaf).__name__}); a transfer takes tensors: give {give}."
     if isinstance(leaf, Iterator):  # as model.named_parameters() gives it
         return f"{subject} is a {type(leaf).__name__}; a transfer takes tensors by name: give dict(...) of its pairs."
+    if isinstance(leaf, (str, os.PathLike)):
+        return f"{subject} is a path; a transfer takes tensors, or torch_overlay.checkpoint(path) as the source."
     return f"{subject} is a {type(leaf).__name__}; a transfer takes tensors."
+
+
+def _why_apart(tensor: DTensor) -> str | None:
+    """Say why a part of another DTensor doesn't share its memory; None if it does, or is no part of one.
+
+    A slice of a sharded dim has been gathered: writing it would leave the sharded tensor as it was, and reading it
+    again would bring the values of then.
+    """
+    base = tensor._base
+    if not isinstance(base, DTensor):
+        return None
+    own, its = (settled(each._local_tensor).untyped_storage()._cdata for each in (tensor, base))
+    return (
+        None
+        if own == its
+        else (
+            "is a part of another DTensor, and has memory of its own, as a slice of a sharded dim has: give the whole "
+            "DTensor, or a piece() of its to_local()"
+        )
+    )
 
 
 def _why_immovable(local: torch.Tensor) -> str | None:

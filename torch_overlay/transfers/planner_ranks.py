@@ -314,7 +314,9 @@ class Planner:
         return numbers
 
     def _stated(self, name: str) -> Iterator[tuple[Description, list[int]]]:
-        """Yield descriptions of this tensor alone, each with the ranks that gave it, in pieces or else."""
+        """Yield what ranks say of this tensor, as a `Description` of it alone with the ranks that gave it: first those
+        that have it in pieces, then those that have it on a mesh or plain. A description is empty if its ranks don't
+        have the tensor."""
         for side, rank_and_sharding in enumerate(self._rows[name].stated):
             for rank, number in rank_and_sharding:
                 own = {name: self._shardings[number]}

@@ -61,7 +61,7 @@ def shardings(tensors: Mapping[str, Given], meshes: Meshes) -> dict[str, Shardin
     """Return the sharding of each tensor that this rank gives, by name.
 
     Raises:
-        NotPlanned: a shard of a DTensor is no box, or a pending reduction isn't one of torch's plain `Partial`.
+        NotPlanned: as `sharding_of`.
         ValueError: some ranks of a DTensor's mesh didn't meet at the place.
     """
     known: dict[Any, Sharding] = {}
@@ -204,7 +204,9 @@ def sharding_of(name: str, tensor: DTensor, meshes: Meshes) -> Sharding:
     """Return the sharding of a DTensor. The name is for errors.
 
     Raises:
-        NotPlanned: a shard is no box, or a pending reduction isn't one of torch's plain `Partial`.
+        NotPlanned: a placement isn't exactly one of torch's classes, but a subclass, say; a pending reduction isn't a
+            plain `Partial` with an operation that torch names; a shard is no box; or placements and tensor contradict
+            one another.
         ValueError: some ranks of its mesh didn't meet at the place.
     """
     mesh = tensor.device_mesh
@@ -220,7 +222,9 @@ def regions_of(name: str, tensor: DTensor, meshes: Meshes) -> Regions:
     """Return which coordinate of its mesh holds which box of a DTensor. The name is for errors.
 
     Raises:
-        NotPlanned: a shard is no box, or a pending reduction isn't one of torch's plain `Partial`.
+        NotPlanned: a placement isn't exactly one of torch's classes, but a subclass, say; a pending reduction isn't a
+            plain `Partial` with an operation that torch names; a shard is no box; or placements and tensor contradict
+            one another.
         ValueError: some ranks of its mesh didn't meet at the place.
     """
     spec = tensor._spec

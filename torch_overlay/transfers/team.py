@@ -116,7 +116,8 @@ def _new_group_called(name: str) -> Callable[..., Any]:
 
 
 def _with_globals(function: Any, **others: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy a function. The copy finds `others` in place of the globals of these names."""
+    """Return a copy of a function that finds `others` in place of the globals of these names. Its globals are a copy of
+    the module's as they are now: later changes on either side aren't seen on the other."""
     globals_ = {**function.__globals__, **others}
     copied = FunctionType(function.__code__, globals_, function.__name__, function.__defaults__, function.__closure__)
     copied.__kwdefaults__ = function.__kwdefaults__

@@ -11,8 +11,8 @@ from typing import Any
 class HTTPClient:
     """A client of one ``vllm serve``, to be given to `TrainerEngine.trainer_init` as ``client``.
 
-    Each method returns when the server has answered, and raises a RuntimeError if it refuses, or an OSError if nobody
-    answers.
+    Each method returns when the server has answered, and raises a RuntimeError if it refuses, an OSError if nobody
+    answers, or a ValueError if `url` is none.
 
     Args:
         url: of the server, such as ``"http://server:8000"``. It was started with ``VLLM_SERVER_DEV_MODE=1``.
@@ -27,7 +27,8 @@ class HTTPClient:
 
         Raises:
             RuntimeError: the server refuses. The message has its answer.
-            OSError: nobody answers.
+            OSError: nobody answers within the timeout, or nobody listens there.
+            ValueError: the address is no URL (urllib's own error).
         """
         data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
         try:

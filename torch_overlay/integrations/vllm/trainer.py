@@ -312,8 +312,9 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             raise failed
 
     def _weights(self) -> dict[str, Any]:
-        """Return what this rank sends, by name: its DTensors as they are, or pieces of what vLLM's source describes.
-        Raises whatever the source raises."""
+        """Return what this rank sends, by name. A `DTensorSource` gives its tensors as they are; of a source of vLLM's,
+        each tensor becomes the piece that its metadata describes. Raises what the source raises, and what
+        `torch_overlay.piece` raises if a tensor contradicts its metadata."""
         if hasattr(self.source, "tensors"):
             return dict(self.source.tensors())
         metas = {meta.name: meta for meta in self.source.metadata}

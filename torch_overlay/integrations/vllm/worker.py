@@ -314,7 +314,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             return self._load_as_vllm(weights)
 
     def _load_as_vllm(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
-        """Call the model's `load_weights` as vLLM does, with some of the tensors. Returns and raises what that does."""
+        """Call the model's `load_weights`, which puts experts where they were at first. vLLM's check that a draft head
+        is complete is off meanwhile, since `weights` need not be all of the model's. Returns and raises what
+        `load_weights` does."""
         with _all_may_not_come():
             return self.model.load_weights(weights)
 
@@ -394,7 +396,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         model back first.
 
         Raises:
-            ValueError: always; the other ranks raise it, too.
+            ValueError, RuntimeError: as `_refuse`, which never returns.
         """
         self._end_reload(self.model)
         why = (
@@ -404,13 +406,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._refuse(why)
 
     def _refuse(self, why: str) -> NoReturn:
-        """Say in place of a run that this worker can't take part. Collective over all trainers and workers.
+        """Say in place of a run that this worker can't take part. Collective over all trainers and workers. If another
+        worker's landings have changed, so that all ranks plan anew, this rank refuses that plan, too.
 
         Args:
             why: the reason, for the error.
 
         Raises:
-            ValueError: always, with this reason; the other ranks raise it, too.
+            ValueError: with this reason, once all ranks have heard it. The other ranks raise one, too.
+            RuntimeError: a rank didn't come within the timeout, or the transfer is closed or has failed.
         """
         told = self._transfer.refuse(why)  # type: ignore[union-attr]
         if MOVED in told:  # by another worker, so that all plan anew: they hear the reason there
@@ -540,7 +544,8 @@ def lays_out_anew(module: torch.nn.Module) -> bool:
 
 
 def _boxes(found: Landings | None) -> Any:
-    """Return what a plan depends on: the boxes of each tensor, and which tensors come whole. Empty without landings."""
+    """Return what a plan depends on, to compare it with that of another time: for each direct tensor its boxes and
+    types, and the names of the tensors that come whole. Both are empty without landings."""
     direct = {} if found is None else found.direct
     boxes = {
         name: [(piece.start, tuple(piece._local_tensor.shape), piece._local_tensor.dtype) for piece in pieces]
