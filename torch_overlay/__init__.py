@@ -234,16 +234,18 @@ def draw(mesh: DeviceMesh | ParallelMeshes, out: str | None = None, gpus_per_hos
 
     Args:
         mesh: a mesh, or all meshes of a run, as `ParallelDims.build` returns them.
-        out: also draw a picture to this file. Its ending chooses the format. Needs matplotlib.
+        out: also draw a picture to this file, and overwrite it. Its ending chooses the format. Needs matplotlib.
         gpus_per_host: how many ranks are on each host, in the order of their numbers.
 
     Returns:
         A value that prints as text.
 
     Raises:
-        TypeError: not a mesh.
-        ValueError: no GPU on a host, or more ranks than a picture can show.
+        TypeError: `mesh` isn't a mesh.
+        ValueError: `gpus_per_host` is less than 1, a picture would have too many ranks, or matplotlib doesn't know the
+            file's ending.
         ImportError: a picture was asked for, and matplotlib isn't installed.
+        OSError: the file can't be written.
     """
     from .show.drawing import Drawing
 

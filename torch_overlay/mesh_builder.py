@@ -46,8 +46,8 @@ class Builder:
             self.single = dist.new_group([dist.get_rank()], backend=backend, use_local_synchronization=True)
 
     def mesh(self, names: tuple[str, ...]) -> DeviceMesh:
-        """Make the mesh of all ranks, row-major over these axes. Collective. The product of their sizes is that of the
-        world."""
+        """Make a mesh of all ranks with these axes; ranks count up along the last axis first. Collective. The caller
+        chooses axes whose sizes multiply to the world size. Errors of torch's mesh calls are passed on."""
         if self.single is None:
             return self._make(names)
         large_axes = tuple(name for name in names if self.sizes[name] > 1)

@@ -106,8 +106,11 @@ class Session:
                 self.refuse({patch: str(error)})
 
     def begin(self) -> None:
-        """Apply the rows whose modules are imported, all or none, and list the other rows in `waiting` by module. Rows
-        that were refused are skipped.
+        """Apply the rows whose modules are imported, and list the other rows in `waiting` by module. Call
+        `recognise_targets` first.
+
+        Rows in `refused` are skipped. If the session isn't strict, rows whose live target isn't what torch has there
+        are added to `refused`, with the rest of their units. All other rows are applied, or none if there is an error.
 
         Raises:
             ChangedTarget: the session is strict, and a live target isn't what torch has there. Nothing was patched.

@@ -85,6 +85,8 @@ class ParallelDims:
         Raises:
             ValueError: the degrees don't fit. The message says what was needed, what came, and which degrees would fit.
         """
+        if world_size < 1:
+            raise ValueError(f"fit() needs the number of ranks, from 1 on; got {world_size}")
         fitted = self._fill(_WORLD, world_size, "the world size", exact=True)
         region = math.prod(fitted._degrees(_REGION).values())
         return fitted._fill(_EXPERT, region, " * ".join(_REGION), exact=False)

@@ -133,8 +133,9 @@ class Transfer:
 
     @property
     def traffic(self) -> dict[int, tuple[int, int, int]]:
-        """For each rank, the bytes that it sends, the bytes that it gets, and the exchanges that it needs for them.
-        Empty on a rank that has no part in the Transfer."""
+        """What a run of all tensors takes: for each rank of both sides the bytes that it sends, those that it gets, and
+        how many exchanges it would need alone; `exchanges` is how many there are. With `changes`, as if everything went
+        whole. Empty on a rank that has no part in the Transfer."""
         return self._runner.traffic
 
     @property

@@ -16,6 +16,7 @@ import torch_overlay
 import twins_tensor as twin
 from torch_overlay.__main__ import main
 from torch_overlay.distributed.tensor._planner.cost import leaving
+from torch_overlay.show.drawing import MeshMap
 from torch_overlay.show.pictures import coordinates, traffic
 from torch_overlay.show.plans import to_torch_placement
 
@@ -175,3 +176,22 @@ def test_a_picture_of_a_plan(tmp_path):
         path = tmp_path / f"{number}.png"
         assert main(["explain", *given_.split(), f"--out={path}"]) == 0
         assert path.stat().st_size > 5_000
+
+
+def test_a_picture_leaves_pyplot_alone(tmp_path):
+    """Its backend and its figures are the program's, also if the file can't be written."""
+    matplotlib = pytest.importorskip("matplotlib")
+    from matplotlib import pyplot
+
+    before, figures = matplotlib.get_backend(), pyplot.get_fignums()
+    other = "svg" if before != "svg" else "agg"
+    pyplot.switch_backend(other)
+    try:
+        mesh = MeshMap.of("ab", (2, 2), range(4))
+        torch_overlay.draw(mesh, str(tmp_path / "mesh.png"))
+        for out, error in (("mesh.nothing", ValueError), ("nowhere/mesh.png", OSError)):
+            with pytest.raises(error):
+                torch_overlay.draw(mesh, str(tmp_path / out))
+        assert matplotlib.get_backend().lower() == other and pyplot.get_fignums() == figures
+    finally:
+        pyplot.switch_backend(before)

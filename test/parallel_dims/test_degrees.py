@@ -23,6 +23,7 @@ WRONG = [
         "must divide the world size (24), so that dp_shard=-1 has a value; got 1 * 1 * 2 * 5 = 10. ",
     ),
     (dict(dp_shard=4, tp=2, ep=3), 8, "ep * etp must divide dp_shard * cp * tp (8); got 3 * 1 = 3. Would fit: ep out"),
+    (dict(), -1, "fit() needs the number of ranks, from 1 on; got -1"),
     (dict(dp_shard=4, tp=2, ep=-1, etp=3), 8, "etp must divide dp_shard * cp * tp (8), so that ep=-1 has a value; got"),
 ]
 

@@ -215,8 +215,9 @@ class Drawing(screen.Shown):
         """Write a picture with a panel for each axis. The ending of `path` chooses the format.
 
         Raises:
-            ValueError: there are too many ranks for a picture.
+            ValueError: there are too many ranks for a picture, or matplotlib doesn't know the file's ending.
             ImportError: matplotlib isn't installed.
+            OSError: the file can't be written.
         """
         _draw(self, path)
 
@@ -309,8 +310,9 @@ def _draw(drawing: Drawing, path: str) -> None:
     """Draw the mesh to a file: a panel for each axis.
 
     Raises:
-        ValueError: there are too many ranks.
+        ValueError: there are too many ranks, or matplotlib doesn't know the file's ending.
         ImportError: matplotlib isn't installed.
+        OSError: the file can't be written.
     """
     mesh = drawing.mesh
     if len(mesh.ranks) > MOST_RANKS:

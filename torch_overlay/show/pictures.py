@@ -38,22 +38,6 @@ STYLE: dict[str, Any] = {
 }
 
 
-def pyplot() -> Any:
-    """matplotlib's pyplot, set up to need no display.
-
-    Raises:
-        ImportError: matplotlib isn't installed. The message has the command that installs it.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise ImportError("a picture needs matplotlib: pip install 'torch-overlay[plot]'") from None
-    matplotlib.use("Agg")  # before pyplot is imported, which would look for a display
-    from matplotlib import pyplot as plots
-
-    return plots
-
-
 def group_color(number: int) -> tuple[float, float, float]:
     """The colour of a group. Successive numbers get unlike colours, all light enough for dark text."""
     hue = number * 0.61803398875 % 1  # steps of the golden ratio: neighbours in number are far apart in hue
@@ -64,20 +48,25 @@ def group_color(number: int) -> tuple[float, float, float]:
 @contextmanager
 def figure(path: str, **arguments: Any) -> Iterator[Any]:
     """An empty figure in our style. It is written to the file at the end, unless the block raises; the ending of `path`
-    chooses the format.
+    chooses the format. It needs no display, and leaves pyplot and its backend alone.
 
     Args:
-        arguments: of pyplot's `figure`.
+        arguments: of matplotlib's `Figure`.
 
     Raises:
-        ImportError: matplotlib isn't installed.
+        ImportError: matplotlib isn't installed. The message has the command that installs it.
+        ValueError: matplotlib doesn't know the file's ending.
+        OSError: the file can't be written.
     """
-    plots = pyplot()
-    with plots.rc_context(STYLE):
-        new_figure = plots.figure(**arguments)
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("a picture needs matplotlib: pip install 'torch-overlay[plot]'") from None
+    with matplotlib.rc_context(STYLE):
+        new_figure = Figure(**arguments)
         yield new_figure
         new_figure.savefig(path, dpi=130)
-        plots.close(new_figure)
 
 
 def fill(

@@ -364,7 +364,16 @@ class _Recorder(TorchDispatchMode):
         return written[0]
 
     def _copy(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-        """Follow a copy, perhaps of another type or on another device, as the box of the tensor that it shows."""
+        """Do a copy or a cast of a tensor of the checkpoint, on meta, and return the result.
+
+        If the tensor shows a box of a tensor of the checkpoint, the copy is followed as that box. If its elements make
+        no box, the checkpoint's tensor is marked as whole. A copy of a computed tensor counts as computed from the same
+        ones.
+
+        Args:
+            tensor: what the loader copies.
+            kwargs: of the operation. All but the type and the memory format are ignored.
+        """
         kwargs = {key: value for key, value in kwargs.items() if key in ("dtype", "memory_format")}
         made: torch.Tensor = _aten._to_copy.default(tensor, device=torch.device("meta"), **kwargs)
         base = self._bases.get(storage_of(tensor))

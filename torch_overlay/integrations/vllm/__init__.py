@@ -40,7 +40,8 @@ def register() -> None:
 
 
 def _register() -> None:
-    """Do what `register` says. Raises whatever a vLLM raises that has other factories than we know."""
+    """Register the engine with the factories that this vLLM has, as `register` does, but pass errors on: of a factory
+    that isn't as we know it, or of an import of vLLM that fails with another error than ImportError."""
     factories = _try_import("vllm.distributed.weight_transfer.factory")[0]
     for factory, side, name in (
         ("WeightTransferEngineFactory", "worker", "WorkerEngine"),

@@ -154,13 +154,15 @@ class LiveExperts:
                 )
 
     def _check_map(self, rows: list[list[int]]) -> None:
-        """Check that the map from slots to experts is what we take it for: that by which tokens are routed to slots.
+        """Check the map from slots to experts: at the start experts lay in the order of their numbers, each layer has
+        every expert in some slot, and vLLM routes tokens by this same map.
 
         Args:
-            rows: the map, a row for each layer.
+            rows: the map, for each layer the number of the expert in each slot.
 
         Raises:
-            ValueError: it isn't; says what differs.
+            ValueError: one of these isn't so; says which.
+            AttributeError, ImportError, IndexError, TypeError: vLLM's state has another form, as in another vLLM.
         """
         eplb: Any = importlib.import_module(_STATE).EplbState
         first = [*eplb.build_initial_global_physical_to_logical_map(self._logical, len(rows[0]) - self._logical)]

@@ -313,20 +313,25 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
     def _weights(self) -> dict[str, Any]:
         """Return what this rank sends, by name. A `DTensorSource` gives its tensors as they are; of a source of vLLM's,
-        each tensor becomes the piece that its metadata describes. Raises what the source raises, and what
-        `torch_overlay.piece` raises if a tensor contradicts its metadata."""
+        each tensor becomes the piece that its metadata describes. Raises what the source raises, and
+        what `_piece` raises if a tensor contradicts its metadata."""
         if hasattr(self.source, "tensors"):
             return dict(self.source.tensors())
         metas = {meta.name: meta for meta in self.source.metadata}
         return {name: self._piece(metas[name], tensor) for name, tensor in self.source.iter_local()}
 
     def _piece(self, meta: Any, tensor: Any) -> Any:
-        """Return the box of a tensor that this rank holds, as a piece. The mesh of its owners cuts it as torch.chunk
-        does.
+        """Return what this rank holds of a tensor, as a piece of the whole tensor. Its place follows from this rank's
+        place in the mesh of the owners, with dims cut as torch.chunk cuts them. Without placements it begins at 0.
 
         Args:
             meta: vLLM's description of the tensor. This rank is one of its owners, unless it has no placements.
             tensor: what this rank holds.
+
+        Raises:
+            ValueError: the tensor doesn't lie inside the whole at that place, or the owners or placements don't fit the
+                mesh.
+            TypeError: `tensor` isn't a plain tensor.
         """
         start = (0,) * len(meta.shape)
         if meta.placements is not None:

@@ -131,9 +131,12 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         it fails, the engine is shut down, and can be initialized again.
 
         Raises:
-            RuntimeError: the engine is initialized already; or a rank didn't come within the timeout.
-            ValueError: the trainer's tensors don't fit the model here or on another rank.
+            RuntimeError: the engine is initialized already; or a rank left, or didn't come within the timeout.
+            ValueError: the trainer's tensors don't fit the model here or on another rank; experts of this server can't
+                be written (`enable_eplb`, `enable_elastic_ep`); the budget is too small; or the processes can't meet: a
+                wrong address, another key, or another number of ranks (see `torch_overlay.meet`).
             TypeError: the model's parameters are DTensors.
+            UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
         """
         if self._transfer is not None:
             raise RuntimeError("The engine 'torch_overlay' is initialized already; shut it down before.")
@@ -153,10 +156,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         If asking fails, this rank still meets the others and tells them why. Then it raises that error, and they raise
         a ValueError with its text; otherwise they would wait for the whole timeout.
 
-        Raises:
-            ValueError: the trainer's tensors don't fit the model here or on another rank.
-            TypeError: the model's parameters are DTensors.
-            RuntimeError: a rank didn't come within the timeout.
+        Raises as `init_transfer_engine`.
         """
         problem: Exception | None = None
         try:
@@ -298,8 +298,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         )
 
     def _expert_maps(self) -> dict[str, Any]:
-        """Return for each module with experts its map from experts to places on this worker, which elastic expert
-        parallelism changes; and under "" the map that EPLB changes, if there is one."""
+        """Return all maps by which this worker places experts, to notice when one changes: by the name of each module
+        with experts its map as a list, which elastic expert parallelism changes; and under "", if the server has
+        `enable_eplb`, vLLM's own tensor of slots, which changes in place."""
         found: dict[str, Any] = {} if self._experts is None else {"": self._experts.map}
         for name, module in self.model.named_modules():
             for key in ("expert_map", "_expert_map"):
