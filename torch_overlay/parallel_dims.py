@@ -270,7 +270,8 @@ class ParallelMeshes:
         raise ValueError(f"of() needs views of one mesh of these dims ({', '.join(self._meshes())}), got {asked}")
 
     def _has_by_name(self, home: DeviceMesh, axis: DeviceMesh) -> bool:
-        """True if `axis`, a mesh of one axis, is the axis of `home` that has its name."""
+        """True if `axis`, a named mesh of one axis, is the axis of `home` that has its name. `loss` counts as an axis
+        of `data`, whose axes batch and cp it joins."""
         (name,) = _names(axis)
         if home is self.data and name == "loss":
             return axis == self.loss

@@ -118,7 +118,8 @@ class Transfer:
 
     @property
     def staging(self) -> int:
-        """The most bytes that a run has in buffers on this rank."""
+        """The most bytes that a run of all tensors has in buffers on this rank; 0 on a rank that has no part in it.
+        Copies of sources aren't counted. A run with `only` may have more, up to the budget."""
         return self._runner.staging
 
     @property
@@ -237,8 +238,13 @@ class Transfer:
         self._runner.forget()
 
     def close(self) -> None:
-        """Destroy the Transfer's process group, and let go of its tensors. Waits for a run in another thread. A second
-        call does nothing."""
+        """Destroy the Transfer's process group, and let go of its tensors. Then `run`, `bind` and `refuse` raise a
+        RuntimeError.
+
+        Not collective: ranks that still run are told that this one has left. Waits for a run in another thread or in
+        the background, and up to two seconds for a store that doesn't answer. Logs the error of a run in the background
+        for which nobody called `wait`. A second call does nothing.
+        """
         self._runner.close()
 
     def __enter__(self) -> Transfer:

@@ -21,6 +21,7 @@ import forks
 import torch_overlay
 from torch_overlay.distributed import config
 from torch_overlay.distributed._mesh import compare as waiting
+from torch_overlay.distributed._mesh.rank_map import RankMap
 from way import needs_overlay, needs_package
 
 pytestmark = needs_overlay
@@ -196,8 +197,8 @@ SAID = {
     "one_stays_away": f"ranks 0-2 build {SQUARE}; rank 3 came to no mesh yet. {LATE}",
     "one_stays_away_from_the_second": f"ranks 0-2 build {SQUARE} for the 2nd time; rank 3 came last to {SQUARE}. "
     f"{LATE}",
-    "one_leaves_a_mesh_out": f"ranks 0-3 build (last{HALF}. They parted at their 2nd mesh: ranks 0, 1, 3 build (skipped"
-    f"{HALF}; rank 2 builds (last{HALF}. {SAME}",
+    "one_leaves_a_mesh_out": f"ranks 0-3 build (last{HALF}. They parted at their 2nd mesh of these ranks: ranks 0, 1, "
+    f"3 build (skipped{HALF}; rank 2 builds (last{HALF}. {SAME}",
     "one_stays_away_while_meshes_are_compared": f"ranks 0-2 build {SQUARE}; rank 3 came to no mesh yet. {LATE}",
 }
 
@@ -280,11 +281,11 @@ def test_lines_are_read_without_waiting_and_by_few_requests(missing, most):
     """Of a thousand ranks: one request asks whether all are there, and halves say who isn't."""
     store = dist.HashStore()
     for rank in {*range(1000)} - {*missing}:
-        store.set(f"mesh_line/{rank}", "1\n(a=1000)")
+        store.set(f"mesh_line/{rank}", "0-999 1 (a=1000)")
     asked, start = Asked(store), time.monotonic()
     said = waiting.who_builds(asked, range(1000))
     assert said.pop(None, []) == missing
-    assert list(said) == ["1\n(a=1000)"] and len(said["1\n(a=1000)"]) == 1000 - len(missing)
+    assert list(said) == ["0-999 1 (a=1000)"] and len(said["0-999 1 (a=1000)"]) == 1000 - len(missing)
     assert len(asked.asked) <= most, asked.asked
     assert time.monotonic() - start < 10  # a HashStore waits 300 s for what isn't there
 
@@ -301,7 +302,7 @@ def pair(monkeypatch):
         monkeypatch.setitem(distributed_c10d._world.pg_map, world, ("gloo", store))
         monkeypatch.setattr(waiting, "SECONDS", 0.05)
         monkeypatch.setattr(waiting.logger, "warning", logged.append)
-        waiting.leave_line(lambda: "(a=2)")
+        waiting.leave_line(lambda: "(a=2)", RankMap(range(2)))
         with waiting.explained(lambda: ("come", ranks)):
             time.sleep(0.5)
         return logged
@@ -318,12 +319,58 @@ def test_in_a_large_world_few_are_asked_those_first_that_are_waited_for(pair, mo
 @pytest.mark.parametrize("refuses", ["set", "clone", "check", "multi_get"])
 def test_a_store_that_refuses_changes_nothing(pair, refuses):
     store = dist.HashStore()
-    store.set("mesh_line/1", "1\n(b=2)")
+    store.set("mesh_line/1", "0-1 1 (b=2)")
     broken = mock.Mock(wraps=store, **{f"{refuses}.side_effect": RuntimeError("no such thing")})
     if refuses != "clone":
         broken.clone.side_effect = lambda: broken
     said = pair(broken)
     assert len(said) == (refuses == "set"), "without its own line it says what it would have left"
+
+
+ROOT, LAST = "0-7 1 (pp=2, dp=4)", "0-7 2 (all=8)"
+STAGES = [f"{ROOT}\n0-3 1 (dp=4)\n{LAST}", f"{ROOT}\n4-7 1 (dp=4, tp=1)\n4-7 2 (tp=4)\n{LAST}"]
+
+
+@pytest.mark.parametrize(
+    "others, said",
+    [
+        ({STAGES[1]: [4, 5]}, ""),  # each stage has meshes of its own
+        (
+            {ROOT: [4]},
+            "ranks 0, 1 build (all=8); rank 4 came last to (pp=2, dp=4). All that came build the same: rank 4",
+        ),
+        (
+            {f"{ROOT}\n4-7 1 (dp=4)": [4]},
+            "rank 4 came last to (dp=4). All that came build the same: rank 4 may be late",
+        ),
+        ({f"{STAGES[1]}\n4-7 3 (x=4)": [4]}, "ranks 0, 1 build (all=8); rank 4 went on to (x=4)."),
+        (
+            {f"{ROOT}\n0-7 2 (one=8)\n0-7 3 (all=8)": [4]},
+            "their 2nd mesh of these ranks: ranks 0, 1 build (all=8); rank 4",
+        ),
+        ({"0-7 7 (w=8)\n0-7 8 (all=8)": [4]}, ""),  # more than it left
+    ],
+)
+def test_meshes_over_the_same_ranks_are_compared(others, said):
+    found = waiting._who_builds_what(STAGES[0], {STAGES[0]: [0, 1], **others})
+    assert said in found and bool(found) == bool(said), found
+
+
+def test_a_rank_leaves_its_last_meshes_numbered_by_their_ranks(monkeypatch):
+    from mesh_harness import fake_world
+
+    store = dist.HashStore()
+    with fake_world(1, 8):
+        world = distributed_c10d._get_default_group()
+        monkeypatch.setattr(waiting, "_can_wait", lambda group: True)
+        monkeypatch.setitem(distributed_c10d._world.pg_map, world, ("gloo", store))
+        for number in range(6):
+            for ranks in (range(8), [3, 2, 1, 0], [1, 6]):
+                waiting.leave_line(lambda number=number: f"(a{number})", RankMap(ranks))
+    lines = store.get("mesh_line/1").decode().split("\n")
+    assert len(lines) == waiting.KEPT
+    assert [line.split(" ")[:2] for line in lines[-3:-1]] == [["0-7", "6"], ["0-3", "6"]]
+    assert lines[-1].endswith(" 6 (a5) for the 3rd time") and "-" not in lines[-1].split(" ")[0]
 
 
 def test_who_waits_briefly_starts_no_reading(monkeypatch):

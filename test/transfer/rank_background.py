@@ -158,6 +158,35 @@ class BackgroundCases:
                 sync.run(async_op=True, snapshot=True).wait()
             sync.run(async_op=True).wait()
 
+    def test_a_snapshot_and_the_buffers_of_few_names_fit_the_budget_together(self):
+        """Few names take fewer exchanges, and so may have larger buffers. This run plans them, or one before."""
+        mesh, accepted = make_root(range(WORLD), (8,), ("dp",)), 0
+        source = {
+            name: DTensor.from_local(torch.ones(64, 8), mesh, [Shard(0)], run_check=False) for name in ("a", "b", "c")
+        }
+        target = {name: torch.zeros(512, 8) for name in source}
+        for budget in range(4000, 80_000, 9000):
+            with torch_overlay.Transfer(source, target, budget=budget) as sync:
+                for only in (["a"], ["a", "b"], ["a"]):
+                    try:
+                        sync.run(only=only, async_op=True, snapshot=True).wait()
+                    except ValueError:
+                        continue
+                    by_names = sync._runner._plans.by_names
+                    (plan,) = [plan for names, plan in by_names.items() if names is not None and {*names} == {*only}]
+                    copied = sum(source[name].to_local().nbytes for name in only)
+                    self.assertLessEqual(plan.exchanges.staging + copied, budget)
+                    accepted += 1
+        self.assertGreater(accepted, 8)
+
+    def test_closing_logs_an_error_that_nobody_waited_for(self):
+        _, source, target = self.sides()
+        sync = torch_overlay.Transfer(source, target)
+        sync.run(only=["x"], async_op=True)._thread.join()
+        with self.assertLogs("torch_overlay.transfers.runner", "ERROR") as logged:
+            sync.close()
+        self.assertIn("only names 'x', which this Transfer doesn't move", logged.output[0])
+
     def test_an_error_that_nobody_waited_for_comes_with_the_next_run(self):
         _, source, target = self.sides()
         with torch_overlay.Transfer(source, target) as sync:

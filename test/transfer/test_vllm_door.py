@@ -15,6 +15,7 @@ import torch
 
 import forks
 import torch_overlay
+from torch_overlay.errors import TransferFailed
 from vllm_stand_in import (
     EPLB,
     HAS_VLLM,
@@ -410,14 +411,28 @@ def test_an_fp8_checkpoint_gets_no_weights_without_scales(sends, scale, version)
             model.cut.quant_method = types.SimpleNamespace(quant_config=config)
         engine, info = worker(model, quant_config=config, is_old=version == "0.24")
         assert version == "0.33" or engine.model_config.quantization  # so that all comes whole
-        info.params = [("w", sends, (2, 2))] + ([(scale, "float32", (1,))] if scale else [])
-        engine._metas = info.metas
         fits = sends != "bfloat16" and scale
-        with contextlib.nullcontext() if fits else pytest.raises(ValueError, match=r"with their scales.* 'w' without"):
-            engine._check_scales()
+        for scale_type in ("float32", "float8_e8m0fnu"):
+            info.params = [("w", sends, (2, 2))] + ([(scale, scale_type, (1,))] if scale else [])
+            engine._metas = info.metas
+            with (
+                contextlib.nullcontext()
+                if fits
+                else pytest.raises(ValueError, match=r"with their scales.* 'w' without")
+            ):
+                engine._check_scales()
         engine._metas = []
         with pytest.raises(ValueError, match=r"with their scales.* the trainer sends nothing\."):
             engine._check_scales()
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, TransferFailed, KeyError])
+def test_an_error_that_names_a_rank_says_which_worker_it_is(kind):
+    from torch_overlay.integrations.vllm import name_worker
+
+    error = kind("rank 3 didn't come: it is not in a run, for 9 s")
+    name_worker(error, trainers=2)
+    assert ("rank 3 of the place is vLLM's worker 1" in str(error)) == (kind is not KeyError)
 
 
 class Routes(http.server.BaseHTTPRequestHandler):

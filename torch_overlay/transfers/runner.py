@@ -24,7 +24,7 @@ from ..show.words import counted
 from ._planner.memory import NOTHING_SHARED, Shared
 from .agreement import Options, agree
 from .blocks import Buffers
-from .bound_tensors import LastRun, bind_side, copies, locals_of, rebind_side, shared_memory
+from .bound_tensors import LastRun, bind_side, copies, locals_of, rebind_side, shared_memory, size_of
 from .changes import ChangesOnly
 from .descriptions import SIDES, shared_targets
 from .exchanges import Torn
@@ -344,10 +344,11 @@ class TransferRunner:
         plan = self._plans.by_names.get(names)
         # The first run of some names plans them later, with what the copies leave of the budget.
         staging = 0 if plan is None else plan.exchanges.staging
+        snapshot_bytes = 0
         if snapshot:
-            sources, too_large = copies(
-                sources, self._agreement.budget - self.staging, range(len(sources)), "a snapshot"
-            )
+            every = range(len(sources))
+            sources, too_large = copies(sources, self._agreement.budget - staging, every, "a snapshot")
+            snapshot_bytes = size_of(sources, every)
             problems += too_large
         elif shared.overwritten:
             read = indices if plan is None else {indices[place] for place in plan.exchanges.reads}
@@ -357,7 +358,8 @@ class TransferRunner:
             problems += too_large
         has_copies = snapshot or bool(shared.overwritten)
         if self._keeps:
-            self._buffers.keep(self.staging if has_copies else bytes_for_buffers(self._agreement))
+            for_buffers = self.staging if plan is None else staging
+            self._buffers.keep(for_buffers if has_copies else bytes_for_buffers(self._agreement))
         watched = indices if async_op and not snapshot else ()
         read_tensors = [tensor for tensor in map(self._sources.__getitem__, watched) if tensor is not None]
         versions = [(tensor, tensor.versions) for tensor in read_tensors]
@@ -384,7 +386,7 @@ class TransferRunner:
                 keep_for_this_stream((*sources, *targets))
             with span(f"Transfer of {counted(len(indices), 'tensor')}"):
                 is_background = self._run(
-                    report, indices, sources, targets, sources_are_read, shared, has_copies, state
+                    report, indices, sources, targets, sources_are_read, shared, has_copies, state, snapshot_bytes
                 )
             if is_background:
                 self._check_unchanged(changed)
@@ -426,6 +428,7 @@ class TransferRunner:
         shared: Shared,
         has_copies: bool,
         state: LastRun | None = None,
+        snapshot_bytes: int = 0,
     ) -> bool:
         """Hear the reports of all ranks, plan these names if no run did before, and run the exchanges. Collective over
         `ranks`.
@@ -438,6 +441,8 @@ class TransferRunner:
             shared: which of these tensors share memory.
             has_copies: True if some sources are copies.
             state: the last run of these names, if its tensors haven't changed since.
+            snapshot_bytes: of the copies of all sources, if there are some; a plan that is made now leaves room for
+                them.
 
         Returns:
             True if some rank runs in the background. Then the caller ends the run, after `_check_unchanged`.
@@ -459,7 +464,7 @@ class TransferRunner:
                 problems = self._replica_problems(sources, report.checks, are_ties_apart)
             if not problems and report.only not in self._plans.by_names:
                 try:
-                    self._plans.add(report.only, indices, sources, shared)
+                    self._plans.add(report.only, indices, sources, shared, snapshot_bytes)
                 except ValueError as error:  # on all ranks
                     problems = [str(error).removesuffix(".")]
             if not problems:
@@ -682,10 +687,16 @@ class TransferRunner:
                 self._needs_whole = bool(self._changes)
 
     def close(self) -> None:
-        """Destroy the process group, and let go of all tensors. Waits for a run in another thread. A second call does
-        nothing."""
+        """Destroy the process group, and let go of all tensors. Waits for a run in another thread. Logs the error of a
+        last run for which nobody waited. A second call does nothing."""
         with self._running:
+            self._log_unheard()
             self._close()
+
+    def _log_unheard(self) -> None:
+        """Log the error of the last run in the background, if it failed and nobody called its `wait`."""
+        for problem in self._last.unheard() if self._last is not None else ():
+            logger.error("A Transfer over %s: %s", of_ranks(self.ranks), problem)
 
     def end(self) -> None:
         """Close the Transfer at the end of the program, and log the error of a last run for which nobody waited. Raises
@@ -697,8 +708,7 @@ class TransferRunner:
         if self._is_closed or not self._running.acquire(blocking=False):
             return
         try:
-            for problem in self._last.unheard() if self._last is not None else ():
-                logger.error("A Transfer over %s: %s", of_ranks(self.ranks), problem)
+            self._log_unheard()
             if self._device.type == "cpu":
                 self._close(ENDED)
         except Exception:

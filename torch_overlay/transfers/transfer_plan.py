@@ -99,7 +99,14 @@ class Plans:
         self.count = 0
         self.traffic: Traffic = {}
 
-    def add(self, names: tuple[str, ...] | None, indices: Sequence[int], sources: Locals, shared: Shared) -> None:
+    def add(
+        self,
+        names: tuple[str, ...] | None,
+        indices: Sequence[int],
+        sources: Locals,
+        shared: Shared,
+        snapshot_bytes: int = 0,
+    ) -> None:
         """Plan a run that moves these names, and keep the plan in `by_names`. The first plan is that of all names, and
         sets `count` and `traffic`. Collective over the team: ranks agree on how many exchanges there are.
 
@@ -109,6 +116,7 @@ class Plans:
             sources: this rank's local tensors, by index of the move.
             shared: which of its tensors share memory. A source that a run would overwrite is copied before, and leaves
                 less of the budget for buffers.
+            snapshot_bytes: of the copies of all of its sources in this run; 0 without.
 
         Raises:
             ValueError: on all ranks, if the budget is too small for some rank.
@@ -123,16 +131,19 @@ class Plans:
         schedule = Schedule.of([self._moves[index] for index in indices], self._group.member.rank, self._agreement.gone)
         # Sources that targets overlap, but that nobody reads, needn't be copied.
         read = {indices[place] for place in schedule.reads}
-        copied = size_of(sources, shared.overwritten.keys() & read)
+        copied = max(snapshot_bytes, size_of(sources, shared.overwritten.keys() & read))
         room = budget - copied
         try:
             self._add_hops(names, indices, *self._exchanges(schedule, self._wires(indices), room), room)
         except ValueError as error:
             if not copied:
                 raise
+            why = "A snapshot of this rank's sources"
+            if not snapshot_bytes:
+                why = "Targets of this rank lie in the memory of its sources, so that a run"
             raise ValueError(
-                f"Targets of this rank lie in the memory of its sources, so that a run copies {copied} bytes before it "
-                f"writes; {room} of the budget of {budget} bytes are left for buffers. {error}"
+                f"{why} copies {copied} bytes before it writes; {room} of the budget of {budget} bytes are left for "
+                f"buffers. {error}"
             ) from error
 
     def _add_hops(

@@ -42,6 +42,7 @@ ASK = 0.05  # seconds between two questions of a rank that waits for answers
 ANSWER = 3.5  # seconds in which ranks answer a call; more than LISTEN
 FIRST = 4.0  # seconds in which the store has to answer its first request, so that all ranks raise within five
 STORE = 5.0  # seconds in which it has to answer all others, beside the wait for ranks
+STATUS = 3.0  # seconds that `status()` waits for the answers; more than twice LISTEN
 ASKED_AFTER = 2.0  # seconds of waiting after which `status()` asks the store which ranks are missing
 CONNECT = timedelta(seconds=10)  # the least time that ranks get to connect, however short the timeout of a run is
 OVER = 1 << 30  # the step of a rank whose run is over: greater than that of any other rank
@@ -405,15 +406,18 @@ class Watch:
         """Wait up to `seconds` for answers to a call. Returns the positions of the ranks that answered, and for a rank
         that has closed the transfer the position in which it did. Other ranks are left out."""
         until = time.monotonic() + seconds
-        positions: dict[int, Position] = {}
-        while True:
-            for rank in [rank for rank in self.ranks if rank not in positions]:
-                key = next((k for k in (f"answer {number} {rank}", f"closed {rank}") if self._store.check([k])), None)
-                if key is not None:
-                    positions[rank] = Position(*json.loads(self._store.get(key)))
-            if len(positions) == len(self.ranks) or time.monotonic() > until:
-                return positions
+        awaited = [*self.ranks]
+        if self._store.add("closed", 0):  # else one request for all of them
+            awaited = [rank for rank in self.ranks if not self._store.check([f"closed {rank}"])]
+        keys = [f"answer {number} {rank}" for rank in awaited]
+        while keys and time.monotonic() < until and not self._store.check(keys):
             time.sleep(ASK)
+        positions = {}
+        for rank in self.ranks:
+            key = next((k for k in (f"answer {number} {rank}", f"closed {rank}") if self._store.check([k])), None)
+            if key is not None:
+                positions[rank] = Position(*json.loads(self._store.get(key)))
+        return positions
 
     def waited_for(self) -> list[int]:
         """Ask all ranks where they are, and return those for which this rank waits. Takes up to twice LISTEN seconds.
@@ -542,27 +546,31 @@ def under_way() -> tuple[str, ...]:
     Takes a few seconds if one has waited for longer than ASKED_AFTER, since it then asks the other ranks.
     """
     transfers = []
-    for watch in sorted(_threads.watches, key=lambda watch: watch.ranks):
+    with _threads._lock:
+        watches = [*_threads.watches]
+    for watch in sorted(watches, key=lambda watch: watch.ranks):
         position = watch.position
         if position.step in (0, OVER) or watch.said is not None:
             continue
         is_long = position.waits and position.seconds > ASKED_AFTER
         transfers.append((watch.ranks, position, ask_aside(watch.waited_for) if is_long else None))
-    return tuple([_in_words(*transfer) for transfer in transfers])
+    until = time.monotonic() + STATUS  # for all of them together
+    return tuple([_in_words(*transfer, until) for transfer in transfers])
 
 
-def _in_words(ranks: Sequence[int], position: Position, asked: Future[list[int]] | None) -> str:
-    """Describe a transfer that is in a run. Waits up to ANSWER seconds for `asked`.
+def _in_words(ranks: Sequence[int], position: Position, asked: Future[list[int]] | None, until: float) -> str:
+    """Describe a transfer that is in a run.
 
     Args:
         asked: the ranks for which it waits, once they are known; None if nobody asked.
+        until: on the monotonic clock, how long to wait for `asked`.
     """
     run = f"run {position.run}" if position.run else "making it"
     said = f"Transfer over {of_ranks(ranks)}: {run}, {position.text}, for {position.seconds:.0f} s"
     if asked is None:
         return said
     try:
-        missing = asked.result(ANSWER)
+        missing = asked.result(max(0.0, until - time.monotonic()))
     except (FutureTimeout, RuntimeError):
         return f"{said}; the store doesn't say for whom"
     return f"{said}; waits for {of_ranks(missing)}" if missing else f"{said}; all ranks are there"

@@ -22,6 +22,8 @@ import contextlib
 import logging
 import threading
 import time
+import zlib
+from array import array
 from collections import defaultdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed import ProcessGroup
+
+    from .rank_map import RankMap
 
 
 SECONDS = 5.0  # how long a rank waits before it reads the lines of others
@@ -53,7 +57,7 @@ SWITCH = "check_mesh=True, or TORCH_OVERLAY_CHECK_MESH=1,"  # overlay only
 logger = logging.getLogger(__name__)
 
 
-def leave_line(describe: Callable[[], str]) -> None:
+def leave_line(describe: Callable[[], str], rank_map: RankMap) -> None:
     """Store one line about the mesh that this rank is about to build, for other ranks
     to read, with those about the meshes before it. If the same line comes again, the
     stored one says how often it came. A failure to store it is ignored. Nothing is
@@ -62,6 +66,8 @@ def leave_line(describe: Callable[[], str]) -> None:
     Args:
         describe: returns one readable line, the same on all ranks that build this mesh.
             Called only if the line is stored.
+        rank_map: of the mesh. Its ranks build their meshes over these ranks in one
+            order, and the line has the number of this one.
 
     Raises:
         ValueError: there is no default group.
@@ -76,19 +82,53 @@ def leave_line(describe: Callable[[], str]) -> None:
         world.lines[line] += 1
         if world.lines[line] > 1:
             line = f"{line} for the {_ordinal(world.lines[line])} time"
-        _, *before = world.last_lines.split("\n")
-        number = sum(world.lines.values())
-        world.last_lines = "\n".join([str(number), *before[1 - KEPT :], line])
+        home = _home(rank_map)
+        world.built[home] += 1
+        before = world.last_lines.split("\n") if world.last_lines else []
+        entry = f"{home} {world.built[home]} {line}"
+        world.last_lines = "\n".join([*before[1 - KEPT :], entry])
         distributed_c10d._world.pg_map[default_group][1].set(
             _line_key(default_group.rank()), world.last_lines
         )
 
 
-def _meshes(lines: str) -> dict[int, str]:
-    """The meshes that a rank's stored lines name, by their number among all that it has
-    built, from 1."""
-    number, *meshes = lines.split("\n")
-    return dict(enumerate(meshes, int(number) - len(meshes) + 1))
+def _home(rank_map: RankMap) -> str:
+    """A text without spaces for the ranks of a map, whatever their order."""
+    if rank_map.is_identity:
+        return f"0-{rank_map.numel - 1}"
+    ranks = sorted(rank_map.ranks())
+    if ranks[-1] - ranks[0] + 1 == len(ranks):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return f"{zlib.crc32(array('q', ranks).tobytes()):08x}"
+
+
+class _Meshes(NamedTuple):
+    """The last meshes of a rank, as it stored them.
+
+    Attributes:
+        home: the ranks of the last one, as `_home` has them.
+        number: that of the last one among its meshes over these ranks, from 1.
+        text: of the last one.
+        by_number: the texts of its last meshes over the ranks asked for, by number.
+    """
+
+    home: str
+    number: int
+    text: str
+    by_number: dict[int, str]
+
+    @staticmethod
+    def of(lines: str, home: str | None = None) -> _Meshes:
+        """Read what a rank stored.
+
+        Args:
+            home: the ranks whose meshes `by_number` has; None for those of the last.
+        """
+        entries = [line.split(" ", 2) for line in lines.split("\n")]
+        own, number, text = entries[-1]
+        home = own if home is None else home
+        by_number = {int(number): text for at, number, text in entries if at == home}
+        return _Meshes(own, int(number), text, by_number)
 
 
 @contextlib.contextmanager
@@ -150,8 +190,9 @@ def _start_timer(
             # A clone: the store's own connection may be what the block waits on.
             ranks_by_lines = who_builds(store.clone(), ranks_to_read)
             ranks_by_lines.setdefault(lines, [rank])
-            if len(ranks_by_lines) > 1 and not timer.finished.is_set():
-                found.append(_who_builds_what(lines, ranks_by_lines))
+            text = _who_builds_what(lines, ranks_by_lines)
+            if text and not timer.finished.is_set():
+                found.append(text)
                 switch = (
                     ""
                     if get_settings().mesh_check
@@ -220,34 +261,46 @@ def _ranks_with_line(store: Any, ranks: Sequence[int]) -> list[int]:
 
 def _who_builds_what(own: str, ranks_by_lines: dict[str | None, list[int]]) -> str:
     """Which ranks build which mesh, and at which earlier mesh they parted, as
-    sentences.
+    sentences. Empty if all came to the same mesh, and none parted before.
 
     Args:
         own: the lines of this rank.
         ranks_by_lines: as `who_builds` returns them, with this rank.
     """
-    meshes = {lines: _meshes(lines) for lines in ranks_by_lines if lines is not None}
-    last = {lines: max(by_number) for lines, by_number in meshes.items()}
-    here, late = meshes[own][last[own]], []
+    here = _Meshes.of(own)
+    late: list[int] = []
     by_text: dict[str, list[int]] = defaultdict(list)
-    for lines, by_number in meshes.items():
-        mesh, ranks = by_number[last[lines]], ranks_by_lines[lines]
-        is_ahead = last[lines] > last[own] and by_number.get(last[own]) == here
+    by_number: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for lines, ranks in ranks_by_lines.items():
+        if lines is None:
+            late += ranks
+            continue
+        meshes = _Meshes.of(lines, here.home)
+        reached = max(meshes.by_number, default=0)
+        if reached < here.number:
+            late += ranks
+        is_ahead = meshes.by_number.get(here.number) == here.text
         verb = "went on" if is_ahead else "came last"
-        by_text["" if mesh == here else f" {verb} to {mesh}"] += ranks
-        late += ranks if last[lines] < last[own] else []
-    parts = [_builds(by_text.pop(""), here)]
+        by_text["" if meshes.text == here.text else f" {verb} to {meshes.text}"] += (
+            ranks
+        )
+        for number, text in meshes.by_number.items():
+            by_number[number][text] += ranks
+    parted = min((n for n, texts in by_number.items() if len(texts) > 1), default=None)
+    if list(by_text) == [""] and None not in ranks_by_lines and parted is None:
+        return ""
+    parts = [_builds(by_text.pop(""), here.text)]
     parts += [f"{of_ranks(sorted(ranks))}{text}" for text, ranks in by_text.items()]
     if None in ranks_by_lines:
-        late += ranks_by_lines[None]
         parts.append(f"{of_ranks(ranks_by_lines[None])} came to no mesh yet")
     said = [f"{'; '.join(parts)}."]
-    parted = _where_parted(ranks_by_lines, meshes)
     if parted is not None:
-        number, ranks_by_mesh = parted
-        if number < max(last.values()):
-            text = "; ".join(_builds(*each[::-1]) for each in ranks_by_mesh.items())
-            said.append(f"They parted at their {_ordinal(number)} mesh: {text}.")
+        if parted < max(by_number):
+            others = by_number[parted].items()
+            text = "; ".join(_builds(ranks, mesh) for mesh, ranks in others)
+            said.append(
+                f"They parted at their {_ordinal(parted)} mesh of these ranks: {text}."
+            )
         said.append("All ranks of a mesh must build the same meshes in the same order.")
     elif late:
         said.append(
@@ -255,26 +308,6 @@ def _who_builds_what(own: str, ranks_by_lines: dict[str | None, list[int]]) -> s
             "elsewhere, or have died."
         )
     return " ".join(said)
-
-
-def _where_parted(
-    ranks_by_lines: dict[str | None, list[int]], meshes: dict[str, dict[int, str]]
-) -> tuple[int, dict[str, list[int]]] | None:
-    """The number of the first mesh that differs between ranks, and the ranks that build
-    each of these meshes. None if none does.
-
-    Args:
-        meshes: for each rank's lines what `_meshes` returns.
-    """
-    for number in sorted({each for by_number in meshes.values() for each in by_number}):
-        ranks_by_mesh: dict[str, list[int]] = {}
-        for lines, by_number in meshes.items():
-            if number in by_number:
-                ranks = ranks_by_mesh.setdefault(by_number[number], [])
-                ranks.extend(ranks_by_lines[lines])
-        if len(ranks_by_mesh) > 1:
-            return number, ranks_by_mesh
-    return None
 
 
 def _builds(ranks: list[int], mesh: str) -> str:

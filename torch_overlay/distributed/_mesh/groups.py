@@ -174,7 +174,9 @@ def _find_or_make_groups(
     inside `private_groups`."""
     # Both come before any group is made: a rank whose peers build another mesh would
     # hang in the first creation.
-    leave_line(lambda: _describe(mesh, layout, names, overrides))
+    leave_line(
+        lambda: _describe(mesh, layout, names, overrides), view_of(mesh).rank_map
+    )
     check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
     shared = shared_state(mesh)
     if shared.private is None:
@@ -488,7 +490,7 @@ def prepare(mesh: DeviceMesh) -> None:  # overlay only
             "made inside private_groups() from a "
             "mesh that isn't private. Make the root mesh inside, and prepare that."
         )
-    leave_line(lambda: f"prepare({mesh})")
+    leave_line(lambda: f"prepare({mesh})", view_of(mesh).rank_map)
     _make_missing_joint_groups(mesh, sets_of_axes(mesh))
     universe = universe_of(shared_state(mesh))
     joint_keys = {

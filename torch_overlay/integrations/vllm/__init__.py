@@ -12,6 +12,7 @@ import inspect
 import logging
 import re
 
+from torch_overlay.errors import TransferFailed
 from torch_overlay.show.words import counted
 
 BACKEND = "torch_overlay"
@@ -79,8 +80,8 @@ def name_worker(error: Exception | None, trainers: int) -> None:
     """If an error message names a rank that is a worker, append which of vLLM's workers it is. Changes the error.
 
     Trainers have the ranks from 0 to `trainers - 1`, and workers the ranks from there on. Only the first worker is
-    explained; ranks after "over" are those of the whole place, and are skipped. None, and any error but a plain
-    ValueError or RuntimeError, stays as it is.
+    explained; ranks after "over" are those of the whole place, and are skipped. None, and any error but a ValueError,
+    RuntimeError or TransferFailed itself, not of a subclass, stays as it is.
 
     >>> error = RuntimeError("rank 5 didn't come within 300 s.")
     >>> name_worker(error, trainers=4)
@@ -91,7 +92,7 @@ def name_worker(error: Exception | None, trainers: int) -> None:
     >>> str(error)
     "ranks 1, 3-6 didn't come within 300 s. (With 4 trainers, rank 4 of the place is vLLM's worker 0.)"
     """
-    if type(error) in (ValueError, RuntimeError) and "rank" in str(error):
+    if type(error) in (ValueError, RuntimeError, TransferFailed) and "rank" in str(error):
         blamed = re.sub(r"\bover ranks [\d, -]+", "", str(error))  # not all that a Transfer has
         said = re.findall(r"\branks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)", blamed)
         spans = [part.partition("-") for each in said for part in each.split(", ")]

@@ -191,6 +191,9 @@ def states_of(model: torch.nn.Module) -> list[Any]:
 
     The state belongs to vLLM's model runner, which doesn't give it to an engine. So this searches all Python objects.
     `gc.freeze`, at the end of the server's start, hides them from the search: call it before that.
+
+    Raises:
+        AttributeError: a state has no `model`, in another vLLM.
     """
     try:
         kind: Any = importlib.import_module(_STATE).EplbModelState

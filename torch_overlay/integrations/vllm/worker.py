@@ -241,13 +241,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         the former ones.
 
         Raises:
-            ValueError: an fp8 tensor comes without its scale, or no fp8 tensor comes at all. Names the first such
-                tensor.
+            ValueError: an fp8 tensor comes without its scale; names the first one. Or no fp8 tensor comes at all; names
+                the first tensor that comes.
         """
         if not getattr(self._quantization, "is_checkpoint_fp8_serialized", False):
             return
         names = {meta.name for meta in self._metas}
-        fp8 = [meta.name for meta in self._metas if str(meta.dtype).startswith("torch.float8")]
+        # Scales may be float8 themselves (e8m0fnu).
+        scales = {f"{name}_{scale}" for name in names for scale in ("scale", "scale_inv")}
+        fp8 = [m.name for m in self._metas if str(m.dtype).startswith("torch.float8") and m.name not in scales]
         scaled = [name for name in fp8 if names & {f"{name}_scale", f"{name}_scale_inv"}]
         if not fp8 or len(scaled) < len(fp8):
             lacks = [name for name in fp8 if name not in scaled] or [meta.name for meta in self._metas]
@@ -428,8 +430,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         over all trainers and workers.
 
         Raises:
-            ValueError: on all ranks, before anything is sent, if some rank can't run. See `Transfer.run`.
-            RuntimeError: the transfer failed. See `Transfer.run`.
+            ValueError: on all ranks, before anything is sent, if some rank can't run: see `Transfer.run`. Also if vLLM
+                is moving experts, the loader refuses when it is asked again, or planning anew fails: see `Transfer`.
+            RuntimeError: the transfer failed, or a rank didn't come within the timeout. See `Transfer.run`.
         """
         transfer: Any = self._transfer
         why = None if self._experts is None else self._experts.under_way()
