@@ -115,7 +115,8 @@ def enabled(*, strict: bool | None = None, **options: Unpack[Options]) -> Abstra
 
     Takes the arguments of `enable`, and raises its errors at the beginning, those of `disable` at the end. If the block
     itself raises, its error is raised, with a note on what `disable` raised. The overlay belongs to the process, not to
-    a thread: if blocks of several threads overlap, the last one to end restores what was there before the first.
+    a thread: if blocks of several threads overlap, the last one to end restores what was there before the first. If it
+    was turned off inside the block, it stays off.
     """
     from . import overlay
 
@@ -446,18 +447,20 @@ def redistribute(
         tensors: a DTensor, or nested dicts, lists and tuples of them. Other leaves are returned as they are.
         device_mesh: the target mesh. By default each tensor stays on its own mesh.
         placements: one for all axes, one for each axis, a tree of these like `tensors`, or a function of a name (the
-            keys on the path, joined by dots) and the tensor.
+            keys on the path, joined by dots) and the tensor. Always needed, also with `device_mesh`.
         budget: the bytes that buffers may take on a rank.
 
     Returns:
-        The same structure. A tensor that has the placements already is returned as it is.
+        The same structure. A tensor that has the mesh and the placements already is returned as it is.
 
     Raises:
-        ValueError: the placements don't fit a tensor, a tensor can't be reduced or can't go to that mesh, its local
-            tensor isn't what its placements say, or the budget is too small.
-        TypeError: something in `placements` isn't a placement.
+        ValueError: the placements don't fit a tensor, or a tree of them has none for it; two leaves have one name; a
+            tensor can't be reduced or can't go to that mesh, its local tensor isn't what its placements say, or the
+            budget is too small.
+        TypeError: something in `placements` isn't a placement, or they aren't given for a single DTensor.
         RuntimeError: another rank has such a problem, this rank is in neither of two meshes, or communication failed.
-        NotPlanned: a shard that goes to another mesh is no box, or its reduction isn't one of torch's `Partial`.
+        Exception: `NotPlanned` of the planner: a shard that goes to another mesh is no box, or its reduction isn't one
+            of torch's `Partial`.
         UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
 
     >>> full = torch_overlay.redistribute(model.state_dict(), placements=Replicate())  # doctest: +SKIP

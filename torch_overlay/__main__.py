@@ -14,7 +14,7 @@ from typing import Any
 from . import versions
 from .choices import strict_from_environment
 from .commands import add_version
-from .errors import OptionError
+from .errors import OptionError, UnknownRelease
 
 # The module of each command NAME, imported when the command is used. Its `add_NAME` adds arguments, and `NAME` runs it.
 COMMANDS = {
@@ -59,7 +59,11 @@ def _module(name: str) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code, which is 2 for a wrong command line or a torch that isn't supported.
+    """Run one command, and return its exit code. On POSIX, `run` replaces this process and doesn't return.
+
+    The code is 2 for a wrong command line, a wrong option in the environment, or a torch that isn't supported, unless
+    the command isn't strict; a line on standard error says which. It is 0 after --help and --version, and 1 if the
+    reader of the output stopped reading. Other errors of the command are passed on.
 
     Args:
         argv: the words of the command line, without the program; `sys.argv` if None.
@@ -77,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             arguments = whole.parse_args(words)
         refused = _refused(arguments)
-    except OptionError as error:
+    except (OptionError, UnknownRelease) as error:  # the latter where torch's version has no number
         print(error, file=sys.stderr)
         return 2
     except SystemExit as done:  # argparse printed the help, the version or what is wrong
@@ -93,6 +97,7 @@ def _refused(arguments: argparse.Namespace) -> str:
 
     Raises:
         OptionError: TORCH_OVERLAY_STRICT is neither on nor off, and --no-strict isn't given.
+        UnknownRelease: torch's version has no number.
     """
     lenient = getattr(arguments, "no_strict", None)
     if lenient or not strict_from_environment():

@@ -9,7 +9,8 @@ def meshes_need_nothing() -> None:
 
 
 def hand_back_meshes(_: None) -> None:
-    """Give meshes that were made under the overlay the attributes that torch's own code reads."""
+    """Give meshes that were made or used under the overlay the attributes that torch's own code reads, and remove our
+    state."""
     from torch_overlay.distributed._mesh.state import hand_back
 
     hand_back()
@@ -80,7 +81,7 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
 
 
 def trace_views_no_more(before: tuple[dict[str, Any], Any, Any]) -> None:
-    """Undo `trace_views`, with what that returned."""
+    """Undo `trace_views`, with what that returned: take our methods out of dynamo's tables, and put its guard back."""
     added, info, torchs = before
     for name, members in added.items():
         del members[name]

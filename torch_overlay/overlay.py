@@ -118,9 +118,11 @@ class Session:
             PatchError: a row contradicts its body, or has no fingerprint for this release. Nothing was patched.
         """
         rows = [patch for patch in self.patches if patch not in self.refused]
-        self.apply([patch for patch in rows if ready(patch.module)])
+        # Asked once: another thread may import a module meanwhile, and its rows would be neither applied nor waiting.
+        here = {module for module in {patch.module for patch in rows} if ready(module)}
+        self.apply([patch for patch in rows if patch.module in here])
         for patch in rows:
-            if not ready(patch.module) and patch not in self.refused:
+            if patch.module not in here and patch not in self.refused:
                 self.waiting.setdefault(patch.module, []).append(patch)
 
     def apply(self, patches: list[Patch]) -> None:
@@ -239,10 +241,10 @@ def _change_if_on(strict: bool | None, options: dict[str, object]) -> bool:
     """If the overlay is on, change the named options and keep the others. True if it is on. The caller holds the lock.
 
     Args:
-        strict: True if no row may be left out. None and False ask for nothing.
+        strict: True if no row may have been left out up to now. None and False ask for nothing.
 
     Raises:
-        ChangedTarget: `strict`, and the overlay left out rows when it was turned on.
+        ChangedTarget: `strict`, and the overlay has left out rows.
         OptionError: an option has a wrong name or value, or asks for another `leave_out` than the one in force. No
             option is changed then.
     """

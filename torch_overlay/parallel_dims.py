@@ -291,10 +291,13 @@ class ParallelMeshes:
         return False
 
     def describe(self) -> str:
-        """Return a table of the axes of this run: for each its size and stride, and this rank's group on it.
+        """Return a table of the axes of this run: for each its meshes, its size and stride, and the ranks of this
+        rank's group. Its title names this rank and the degrees; its last line counts the groups.
 
-        The stride is the difference between the ranks of neighbours. `shared with` lists the axes that have the same
-        group, so their collectives run one after the other. On stock torch only the default group is shared.
+        The stride is the difference between the ranks of neighbours; "-" for an axis of one rank. `shared with` lists
+        the axes that have the same group, so their collectives run one after the other. On stock torch only the default
+        group is shared, and, by all axes of one rank, a group of this rank alone. Torch's errors are passed on, once
+        the process groups are destroyed.
         """
         import torch.distributed as dist
 

@@ -126,6 +126,9 @@ def refusal(needed: bool) -> str:
 
     Args:
         needed: the command needs torch. If False, no torch is fine, too.
+
+    Raises:
+        UnknownRelease: torch's version has no number.
     """
     release = installed()
     if release is None:

@@ -152,6 +152,13 @@ def test_a_wrong_torch_is_told_in_a_line(torch_of, version, capsys):
     assert "torch" not in sys.modules, "torch is read, not imported"
 
 
+def test_a_torch_whose_version_has_no_number_is_told_in_a_line(torch_of, capsys):
+    torch_of("unknown")
+    assert main(["draw", "--mesh=2"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "looks like 2.13.0, not 'unknown'" in err and err.count("\n") == 1
+
+
 def test_no_strict_goes_on(torch_of, capsys, monkeypatch):
     torch_of("2.8.0", file="__init__.py")
     assert main(["draw", "--mesh=2"]) == 2 and main(["draw", "--mesh=2", "--no-strict"]) == 0

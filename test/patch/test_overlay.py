@@ -10,7 +10,7 @@ import pytest
 import fake_tree
 import torch_overlay
 from fake_tree import ALL, BUILD, MAKE, NOTE, SHAPE, SIZE, WORK
-from torch_overlay import choices, errors
+from torch_overlay import choices, errors, overlay
 from torch_overlay.distributed import config
 from torch_overlay.patching import patch
 
@@ -45,6 +45,22 @@ def test_a_late_module_is_patched_when_its_package_is_there(tree):
     torch_overlay.disable()
     assert late.work() == late.inner.work() == ("stock", ("stock", 1)) and late.friend.work is late.inner.work
     assert sys.meta_path == finders
+
+
+def test_a_module_that_another_thread_imports_while_rows_are_applied_is_patched(tree, monkeypatch):
+    """Its rows weren't among those that were applied, nor did any wait for it."""
+    tree.rows(*ALL)
+    apply = overlay.Session.apply
+
+    def apply_and_import(session, patches):
+        thread = threading.Thread(target=tree.get, args=("fakelib.late",))
+        thread.start()
+        thread.join()
+        apply(session, patches)
+
+    monkeypatch.setattr(overlay.Session, "apply", apply_and_import)
+    assert set(states(torch_overlay.enable()).values()) == {"on"}
+    assert tree.get("fakelib.late").work() == "our work"
 
 
 def test_a_changed_late_module_refuses_from_its_file(tree):
