@@ -38,7 +38,7 @@ def tests(session: nox.Session, torch: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """What .ci/run lints, in an environment of its own."""
-    session.install("lintrunner", "lintrunner-adapters")
+    session.install("lintrunner", "lintrunner-adapters", "pytest")  # mypy reads pytest
     session.run("lintrunner", "init")
     session.run("lintrunner", "--all-files", *session.posargs)
 

@@ -61,9 +61,14 @@ def _module(name: str) -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code. On POSIX, `run` replaces this process and doesn't return.
 
-    The code is 2 for a wrong command line, a wrong option in the environment, or a torch that isn't supported, unless
-    the command isn't strict; a line on standard error says which. It is 0 after --help and --version, and 1 if the
-    reader of the output stopped reading. Other errors of the command are passed on.
+    The code is 2 for a wrong command line, a wrong TORCH_OVERLAY_STRICT, and a torch that isn't supported; a command
+    that isn't strict doesn't check the last two. Of the other options in the environment `run` checks all: a wrong one
+    is 2, too. `status` returns 1 for one, and `draw` and `explain` don't read them. A line on standard error says what
+    was wrong.
+
+    The code is 0 after --help and --version, and 1 if the reader of the output of a command stopped reading. Otherwise
+    it is what the command returns: `status`, for example, returns 1 if a patch was left out. Other errors of the
+    command are passed on.
 
     Args:
         argv: the words of the command line, without the program; `sys.argv` if None.

@@ -103,7 +103,8 @@ def _with_files(files: list[str], torchs: Any) -> Any:
 
 
 def trace_as_user_code(traced: tuple[list[str], dict[str, Any]]) -> None:
-    """Undo `trace_as_torch`, with what that returned."""
+    """Undo `trace_as_torch`, with what that returned: take our files out of dynamo's lists, and put torch's functions
+    that build the lists back. Dynamo then traces our files as it does a user's."""
     from torch._dynamo import trace_rules
 
     files, lists = traced

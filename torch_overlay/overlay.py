@@ -390,7 +390,7 @@ def _status() -> report.Status:
 
 
 def _release_text() -> str:
-    """Return the release of torch as text; "none" if torch isn't installed."""
+    """Return the release of torch as text; "none" if torch isn't installed, or its version has no number."""
     try:
         return versions.running().described
     except UnknownRelease:

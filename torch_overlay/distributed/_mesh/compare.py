@@ -193,16 +193,15 @@ def _start_timer(
             text = _who_builds_what(lines, ranks_by_lines)
             if text and not timer.finished.is_set():
                 found.append(text)
-                switch = (
-                    ""
-                    if get_settings().mesh_check
-                    else f"; with {SWITCH} a mesh that differs is an error at once"
-                )
-                logger.warning(
+                advice = f"; with {SWITCH} a mesh that differs is an error at once"
+                if get_settings().mesh_check:
+                    advice = ""
+                warning = (
                     f"{NAME}Rank {rank} has waited {SECONDS:g} s for other ranks to "
-                    f"{what}, and not all of them are at the same mesh: {found[0]} It "
-                    f"waits on, as long as the timeout allows{switch}."
+                    f"{what}, and not all of them are at the same mesh: {text} It "
+                    f"waits on, as long as the timeout allows{advice}."
                 )
+                logger.warning(warning)
 
     timer = threading.Timer(SECONDS + SPREAD * rank, explain)
     timer.daemon = True  # a process that ends must not wait for it
