@@ -40,7 +40,10 @@ ODD = (
         lambda mesh: torch.quantize_per_tensor(torch.ones(4, 4), 0.5, 0, torch.qint8),
         r"'w' is quantised \(qint8\), and its scales wouldn't travel: give int_repr\(\) and the scales",
     ),
-    (lambda mesh: torch.nn.Linear(2, 2), r"'w' is a module \(Linear\); a transfer takes tensors: give dict"),
+    (
+        lambda mesh: torch.nn.Linear(2, 2),
+        r"'w' is a module \(Linear\); a transfer takes tensors: give dict\(module.named_parameters\(\)\)",
+    ),
 )
 
 

@@ -24,7 +24,7 @@ from ..show.words import counted
 from ._planner.memory import NOTHING_SHARED, Shared
 from .agreement import Options, agree
 from .blocks import Buffers
-from .bound_tensors import LastRun, bind_side, copies, locals_of, rebind_side, shared_memory, size_of
+from .bound_tensors import LastRun, bind_side, copies, locals_of, rebind_side, shared_memory
 from .changes import ChangesOnly
 from .descriptions import SIDES, shared_targets
 from .exchanges import Torn
@@ -344,11 +344,8 @@ class TransferRunner:
         plan = self._plans.by_names.get(names)
         # The first run of some names plans them later, with what the copies leave of the budget.
         staging = 0 if plan is None else plan.exchanges.staging
-        snapshot_bytes = 0
         if snapshot:
-            every = range(len(sources))
-            sources, too_large = copies(sources, self._agreement.budget - staging, every, "a snapshot")
-            snapshot_bytes = size_of(sources, every)
+            sources, too_large = copies(sources, self._agreement.budget - staging, indices, "a snapshot")
             problems += too_large
         elif shared.overwritten:
             read = indices if plan is None else {indices[place] for place in plan.exchanges.reads}
@@ -386,7 +383,7 @@ class TransferRunner:
                 keep_for_this_stream((*sources, *targets))
             with span(f"Transfer of {counted(len(indices), 'tensor')}"):
                 is_background = self._run(
-                    report, indices, sources, targets, sources_are_read, shared, has_copies, state, snapshot_bytes
+                    report, indices, sources, targets, sources_are_read, shared, has_copies, state, snapshot
                 )
             if is_background:
                 self._check_unchanged(changed)
@@ -428,7 +425,7 @@ class TransferRunner:
         shared: Shared,
         has_copies: bool,
         state: LastRun | None = None,
-        snapshot_bytes: int = 0,
+        is_snapshot: bool = False,
     ) -> bool:
         """Hear the reports of all ranks, plan these names if no run did before, and run the exchanges. Collective over
         `ranks`.
@@ -441,8 +438,7 @@ class TransferRunner:
             shared: which of these tensors share memory.
             has_copies: True if some sources are copies.
             state: the last run of these names, if its tensors haven't changed since.
-            snapshot_bytes: of the copies of all sources, if there are some; a plan that is made now leaves room for
-                them.
+            is_snapshot: True if all sources are copies; a plan that is made now leaves room for them.
 
         Returns:
             True if some rank runs in the background. Then the caller ends the run, after `_check_unchanged`.
@@ -453,7 +449,7 @@ class TransferRunner:
         """
         problems: list[str] = []
         group = self._own_group
-        if group.watch is not None and group.watch.begin("the reports before the run", waits=True) is not None:
+        if group.watch is not None and not group.watch.begin("the reports before the run", waits=True):
             raise self._error(False, group.watch.advice)
         try:
             problems, version, is_background, need_whole, are_ties_apart = report.agree(self._member)
@@ -464,7 +460,7 @@ class TransferRunner:
                 problems = self._replica_problems(sources, report.checks, are_ties_apart)
             if not problems and report.only not in self._plans.by_names:
                 try:
-                    self._plans.add(report.only, indices, sources, shared, snapshot_bytes)
+                    self._plans.add(report.only, indices, sources, shared, is_snapshot)
                 except ValueError as error:  # on all ranks
                     problems = [str(error).removesuffix(".")]
             if not problems:

@@ -222,9 +222,7 @@ def regions_of(name: str, tensor: DTensor, meshes: Meshes) -> Regions:
     """Return which coordinate of its mesh holds which box of a DTensor. The name is for errors.
 
     Raises:
-        NotPlanned: a placement isn't exactly one of torch's classes, but a subclass, say; a pending reduction isn't a
-            plain `Partial` with an operation that torch names; a shard is no box; or placements and tensor contradict
-            one another.
+        NotPlanned: as `sharding_of`.
         ValueError: some ranks of its mesh didn't meet at the place.
     """
     spec = tensor._spec

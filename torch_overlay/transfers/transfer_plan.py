@@ -105,7 +105,7 @@ class Plans:
         indices: Sequence[int],
         sources: Locals,
         shared: Shared,
-        snapshot_bytes: int = 0,
+        is_snapshot: bool = False,
     ) -> None:
         """Plan a run that moves these names, and keep the plan in `by_names`. The first plan is that of all names, and
         sets `count` and `traffic`. Collective over the team: ranks agree on how many exchanges there are.
@@ -116,7 +116,7 @@ class Plans:
             sources: this rank's local tensors, by index of the move.
             shared: which of its tensors share memory. A source that a run would overwrite is copied before, and leaves
                 less of the budget for buffers.
-            snapshot_bytes: of the copies of all of its sources in this run; 0 without.
+            is_snapshot: True if this run copies all of its sources.
 
         Raises:
             ValueError: on all ranks, if the budget is too small for some rank.
@@ -131,7 +131,7 @@ class Plans:
         schedule = Schedule.of([self._moves[index] for index in indices], self._group.member.rank, self._agreement.gone)
         # Sources that targets overlap, but that nobody reads, needn't be copied.
         read = {indices[place] for place in schedule.reads}
-        copied = max(snapshot_bytes, size_of(sources, shared.overwritten.keys() & read))
+        copied = size_of(sources, indices if is_snapshot else shared.overwritten.keys() & read)
         room = budget - copied
         try:
             self._add_hops(names, indices, *self._exchanges(schedule, self._wires(indices), room), room)
@@ -139,7 +139,7 @@ class Plans:
             if not copied:
                 raise
             why = "A snapshot of this rank's sources"
-            if not snapshot_bytes:
+            if not is_snapshot:
                 why = "Targets of this rank lie in the memory of its sources, so that a run"
             raise ValueError(
                 f"{why} copies {copied} bytes before it writes; {room} of the budget of {budget} bytes are left for "

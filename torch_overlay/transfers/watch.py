@@ -169,7 +169,7 @@ class Watch:
         position, since = self._at
         return position._replace(seconds=time.monotonic() - since)
 
-    def begin(self, text: str, waits: bool = False) -> str | None:
+    def begin(self, text: str, waits: bool = False) -> bool:
         """Note that this rank begins its next run. If the connections were closed since the last run, this first finds
         out why, which takes a few seconds.
 
@@ -178,7 +178,8 @@ class Watch:
             waits: True if the rank waits for other ranks in it.
 
         Returns:
-            How this very run failed on other ranks before this one came to it, in words; None if it didn't.
+            True if the run has begun. False if this very run failed on other ranks before this one came to it; `said`
+            says how.
 
         Raises:
             TransferFailed: the transfer failed before, in a run that this rank began. Says how.
@@ -187,11 +188,11 @@ class Watch:
         if self.said is None and self.is_cut:
             self.said = self._learn(None)
             if self._failed_run >= run:
-                return self.said
+                return False
         if self.said is not None:
             raise TransferFailed(f"This Transfer failed before, and can't run again: {self.advice}", self.gone)
         self._at = Position(run, 1, waits, text), time.monotonic()
-        return None
+        return True
 
     @property
     def advice(self) -> str:
