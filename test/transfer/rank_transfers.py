@@ -512,11 +512,22 @@ class TransferCases:
         mesh = make_root(range(WORLD), (8,), ("dp",))
         source = [distribute_tensor(torch.zeros(800), mesh, [Shard(0)], src_data_rank=None)]
         target = [distribute_tensor(torch.zeros(800), mesh, [Replicate()], src_data_rank=None)]
-        with self.assertRaisesRegex(ValueError, "budget of 100 bytes is too small"):
-            torch_overlay.Transfer(source, target, budget=100)
-        words = "changes= whole messages get two thirds of 100 bytes. A budget of 66 bytes is too small"
-        with self.assertRaisesRegex(ValueError, words):
-            torch_overlay.Transfer(source, target, budget=100, changes=True)
+        mine, own = torch.full((64,), float(self.rank)), f"w{self.rank}"
+        overwritten = {own: mine}, {own: torch.zeros(64), **({"w4": mine} if self.rank == 3 else {})}
+        for sides, changes, words in (
+            ((source, target), False, "budget of 100 bytes is too small"),
+            (
+                (source, target),
+                True,
+                "changes= whole messages get two thirds of 100 bytes. A budget of 66 bytes is too",
+            ),
+            (overwritten, False, "copies 256 bytes before it writes; -156 of" if self.rank == 3 else "for rank 3[. ]"),
+        ):
+            with self.assertRaisesRegex(ValueError, words) as caught:
+                torch_overlay.Transfer(*sides, budget=100, changes=changes, strict=False)
+            enough = int(re.search(r"Give at least (\d+) bytes\.$", str(caught.exception))[1])
+            with torch_overlay.Transfer(*sides, budget=enough, changes=changes, strict=False) as transfer:
+                transfer.run()
 
 
 # Four hundred at night, each part in a world of its own, since meshes keep their groups' threads as long as it lives.

@@ -1,6 +1,7 @@
 """What a transfer does for weights on their way to a server: casts, plain tensors, names, parts, versions."""
 
 import random
+import re
 from unittest import mock
 
 import torch
@@ -143,6 +144,17 @@ class WeightCases:
         self.assertEqual([each[0].item() for each in target.values()], [3, 0, 0])
         with self.assertRaisesRegex(ValueError, "they have no name in common; the source has 'a'"):
             torch_overlay.Transfer({"a": source["a"]}, {"c": target["c"]}, strict=False)
+
+    def test_what_keeps_names_apart_is_said(self):
+        given = {name: torch.ones(2) for name in ("model.up", "model._orig_mod.norm", "head")}
+        for names, words in (
+            ({"up", "_orig_mod.norm", "head"}, " (without 'model.' they fit)"),
+            ({"model.up", "model.norm"}, " (without '_orig_mod.' they fit)"),
+            ({"t." + name for name in given}, r" (with 't.' before them they fit)"),
+            ({"head", "lm.up"}, ""),  # no one prefix
+        ):
+            with self.assertRaisesRegex(ValueError, re.escape(f"names= maps the source's names{words}; strict=False")):
+                torch_overlay.Transfer(given, {name: torch.zeros(2) for name in names})
 
     def test_a_part_is_moved_alone(self):
         """Any part in any order, at a budget that takes several exchanges; the others stay."""

@@ -15,6 +15,7 @@ from .sharding import CASTS, on_several_meshes, replicated_sharding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ._planner.piece_moves import Pieced
     from .descriptions import Description
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 SHOWN = 5  # problems in one error
 UNCOVERED = "The source of a transfer isn't whole"
+WRAPPERS = (
+    "_orig_mod.",
+    "_checkpoint_wrapped_module.",
+    "_fsdp_wrapped_module.",
+    "module.",
+)  # modules that wrap another
 
 
 def agreed(
@@ -57,7 +64,7 @@ def agreed(
     # Without a common name, the error lists the names of both sides: they often differ by a prefix.
     for name in both if not strict and both else sorted({*sides[0], *sides[1]}):
         texts += differences(name, *[side.get(name) for side in sides])
-    raise_if_any(texts)
+    raise_if_any(texts, renamed=renaming(sides[0].keys(), sides[1].keys()))
     return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
 
 
@@ -235,8 +242,40 @@ def differences(name: str, source: Sharding | None, target: Sharding | None) -> 
     return []
 
 
+def renaming(sources: AbstractSet[str], targets: AbstractSet[str]) -> str | None:
+    """Find what keeps the names of two sides apart, where it is one prefix, or modules that wrap others.
+
+    Returns:
+        What would give every name of the target a source, and every source a name of its own, in words. None if
+        nothing so simple does, or no source is lacking.
+
+    >>> renaming({"model.up", "model.norm", "head"}, {"up", "norm", "head"})
+    "without 'model.'"
+    """
+    lacked, unused = targets - sources, sources - targets
+    if not lacked or not unused:
+        return None
+    renamed: dict[str, set[str]] = {}  # what the source's names would be, by the change in words
+    first, any_unused = min(lacked), min(unused)
+    for name in sorted(targets):
+        prefix = name.removesuffix(any_unused)
+        if name.endswith(f".{any_unused}") and all(prefix + each in targets for each in unused):
+            renamed[f"with {prefix!r} before them"] = {prefix + each for each in sources}
+    for name in sorted(unused):
+        prefix = name.removesuffix(first)
+        if name.endswith(f".{first}") and all(each.startswith(prefix) for each in unused):
+            renamed[f"without {prefix!r}"] = {each.removeprefix(prefix) for each in sources}
+    for wrapper in WRAPPERS:
+        renamed[f"without {wrapper!r}"] = {each.replace(wrapper, "") for each in sources}
+    fitting = [words for words, names in renamed.items() if targets <= names and len(names) == len(sources)]
+    return fitting[0] if fitting else None
+
+
 def raise_if_any(
-    problems: Sequence[str], count: int = 0, why: str = "The source and the target of a transfer don't fit"
+    problems: Sequence[str],
+    count: int = 0,
+    why: str = "The source and the target of a transfer don't fit",
+    renamed: str | None = None,
 ) -> None:
     """Raise an error that names the first few problems, if there are any.
 
@@ -244,6 +283,7 @@ def raise_if_any(
         problems: in words; all of them, or at least the first SHOWN.
         count: how many there are, if `problems` aren't all.
         why: begins the error.
+        renamed: what would make the source's names fit, as `renaming` says it.
 
     Raises:
         ValueError: there is a problem.
@@ -252,7 +292,10 @@ def raise_if_any(
         count = max(count, len(problems))
         more = f"; and {count - SHOWN} more" if count > SHOWN else ""
         is_lacking = any(problem.startswith(("the source has ", "the target has ")) for problem in problems[:SHOWN])
-        hint = " names= maps the source's names; strict=False leaves out what one side lacks." if is_lacking else ""
+        fit = f" ({renamed} they fit)" if renamed else ""
+        hint = (
+            f" names= maps the source's names{fit}; strict=False leaves out what one side lacks." if is_lacking else ""
+        )
         raise ValueError(f"{why}: {'; '.join(problems[:SHOWN])}{more}.{hint}")
 
 

@@ -21,7 +21,7 @@ from torch._logging import trace_structured
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..distributed.tensor._runner.exchange import part
-from ._planner.schedule import ROUNDED, Direct, Large, Load, aligned, blocks
+from ._planner.schedule import ROUNDED, BudgetTooSmall, Direct, Large, Load, aligned, blocks
 from .blocks import Block, Buffers, Copied, Copies, Views, in_groups, locate_blocks, present
 
 if TYPE_CHECKING:
@@ -620,13 +620,20 @@ def most_bytes(moves: Iterable[Move], ranks: Sequence[int]) -> int:
     return most
 
 
-def agreed_count(schedule: Schedule, budget: int, team: Team, is_wrong: bool = False) -> tuple[int, Traffic]:
+def agreed_count(
+    schedule: Schedule,
+    budget: int,
+    team: Team,
+    is_wrong: bool = False,
+    whole_budget: Callable[[int], int] = int,
+) -> tuple[int, Traffic]:
     """Agree on how many exchanges there are: as many as the rank needs that needs most. Collective over the team.
 
     Args:
         schedule: of this rank.
         budget: the bytes that its buffers may take.
         is_wrong: True if this rank can't take part. Then all ranks raise, and none begins.
+        whole_budget: returns the budget that has so many bytes for buffers, where `budget` is a part of it.
 
     Returns:
         The number of exchanges, 0 if no rank sends anything; and the traffic of all ranks.
@@ -634,13 +641,13 @@ def agreed_count(schedule: Schedule, budget: int, team: Team, is_wrong: bool = F
     Raises:
         RuntimeError: on all ranks, if some rank can't take part. Also what the collective raises, for instance since a
             rank died.
-        ValueError: on all ranks, if the budget is too small for some rank.
+        BudgetTooSmall: on all ranks, if the budget is too small for some rank; with what is enough for all.
     """
     problem = ""
     try:
         least = schedule.least(budget)
-    except ValueError as error:
-        least, problem = -1, str(error)
+    except BudgetTooSmall as error:
+        least, problem = -whole_budget(error.needed), error.why
     said = team.gather([int(is_wrong), schedule.sent, schedule.received, least])
     wrong = [rank for rank, (first, *_) in zip(team.ranks, said) if first]
     if wrong:
@@ -648,6 +655,7 @@ def agreed_count(schedule: Schedule, budget: int, team: Team, is_wrong: bool = F
     traffic: Traffic = {rank: (out, into, needed) for rank, (_, out, into, needed) in zip(team.ranks, said)}
     small = [rank for rank, (*_, needed) in traffic.items() if needed < 0]
     if small:
-        raise ValueError(problem or f"A budget of {budget} bytes is too small for {of_ranks(small)}.")
+        needed = max(-needed for *_, needed in traffic.values())
+        raise BudgetTooSmall(problem or f"The budget is too small for {of_ranks(small)}.", needed)
     is_idle = not any(sent for sent, *_ in traffic.values())
     return 0 if is_idle else max(needed for *_, needed in traffic.values()), traffic

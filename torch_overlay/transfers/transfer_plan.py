@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ._planner.schedule import ALIGNED, Flow, Schedule
+from ._planner.schedule import ALIGNED, BudgetTooSmall, Flow, Schedule
 from .bound_tensors import size_of
 from .changes import ChangesOnly
 from .checkpoint import BUFFERS, Round, Rounds
@@ -18,7 +18,7 @@ from .hops import Hop, Relayed
 from .planner_ranks import LISTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ._planner.memory import Shared
     from .agreement import Agreement
@@ -28,6 +28,18 @@ if TYPE_CHECKING:
 
 # Bytes of a checkpoint that a rank reads in a round at most. Rounds take turns in two buffers: new memory is slow.
 READ = 32 << 20
+
+
+class Room(NamedTuple):
+    """The part of the budget that buffers may take.
+
+    Attributes:
+        size: bytes.
+        budget_of: returns the budget that would leave buffers so many bytes.
+    """
+
+    size: int
+    budget_of: Callable[[int], int]
 
 
 class Plan(NamedTuple):
@@ -51,6 +63,11 @@ def bytes_to_read_into(budget: int) -> int:
 def bytes_for_buffers(agreement: Agreement) -> int:
     """Return the bytes of the budget that buffers of exchanges may take."""
     return agreement.budget - (0 if agreement.contents is None else BUFFERS * bytes_to_read_into(agreement.budget))
+
+
+def budget_of_checkpoint(needed: int) -> int:
+    """Return a budget that has at least so many bytes for buffers where a checkpoint is read."""
+    return 2 * needed + 2 * BUFFERS * ALIGNED
 
 
 def flow_of(agreement: Agreement) -> Flow:
@@ -119,32 +136,32 @@ class Plans:
             is_snapshot: True if this run copies all of its sources.
 
         Raises:
-            ValueError: on all ranks, if the budget is too small for some rank.
+            BudgetTooSmall: on all ranks, if it is for some rank.
         """
         contents = self._agreement.contents
         # A checkpoint is read into buffers, which no target overlaps. So nothing is copied before.
         if contents is not None:
             rounds, traffic = self._rounds(indices, contents)
-            self._add_hops(names, indices, rounds, traffic, bytes_for_buffers(self._agreement))
+            room = Room(bytes_for_buffers(self._agreement), budget_of_checkpoint)
+            self._add_hops(names, indices, rounds, traffic, room)
             return
         budget = self._agreement.budget
         schedule = Schedule.of([self._moves[index] for index in indices], self._group.member.rank, self._agreement.gone)
         # Sources that targets overlap, but that nobody reads, needn't be copied.
         read = {indices[place] for place in schedule.reads}
         copied = size_of(sources, indices if is_snapshot else shared.overwritten.keys() & read)
-        room = budget - copied
+        room = Room(budget - copied, lambda needed: needed + copied)
         try:
             self._add_hops(names, indices, *self._exchanges(schedule, self._wires(indices), room), room)
-        except ValueError as error:
+        except BudgetTooSmall as error:
             if not copied:
                 raise
             why = "A snapshot of this rank's sources"
             if not is_snapshot:
                 why = "Targets of this rank lie in the memory of its sources, so that a run"
-            raise ValueError(
-                f"{why} copies {copied} bytes before it writes; {room} of the budget of {budget} bytes are left for "
-                f"buffers. {error}"
-            ) from error
+            left = f"{room.size} of the budget of {budget} bytes are left for buffers"
+            why = f"{why} copies {copied} bytes before it writes; {left}. {error.why}"
+            raise BudgetTooSmall(why, error.needed) from error
 
     def _add_hops(
         self,
@@ -152,16 +169,16 @@ class Plans:
         indices: Sequence[int],
         first: Exchanges | Rounds,
         traffic: Traffic,
-        room: int,
+        room: Room,
     ) -> None:
         """Add the plan that begins with `first`, and goes on with the hops of a relay, if there is one. Collective.
 
         Args:
             traffic: of `first`.
-            room: bytes for the buffers of each hop.
+            room: for the buffers of each hop.
 
         Raises:
-            ValueError: on all ranks, if that is too little for some rank.
+            BudgetTooSmall: on all ranks, if that is too little for some rank.
         """
         hops, count = [], first.count
         for whole_hop in self._agreement.hops:
@@ -176,30 +193,39 @@ class Plans:
             self.count, self.traffic = count, traffic
         self.by_names[names] = Plan(indices, Relayed(first, hops) if hops else first)
 
-    def _exchanges(self, schedule: Schedule, wires: list[torch.dtype | None], room: int) -> tuple[Exchanges, Traffic]:
-        """Make the exchanges of a schedule whose buffers take at most `room` bytes. Collective.
+    def _exchanges(self, schedule: Schedule, wires: list[torch.dtype | None], room: Room) -> tuple[Exchanges, Traffic]:
+        """Make the exchanges of a schedule. Collective.
 
         Args:
             wires: for each move the dtype in which its tensor travels; None if its dtype doesn't change.
+            room: for their buffers.
 
         Returns:
             The exchanges, and what each rank sends and gets in them.
 
         Raises:
-            ValueError: on all ranks, if that is too little for some rank.
+            BudgetTooSmall: on all ranks, if that is too little for some rank.
         """
+        member = self._group.member
         # A message of changes is packed while the whole message, from which it is made, is still there.
-        for_whole = room * 2 // 3 if self._changes else room
+        for_whole = room.size * 2 // 3 if self._changes else room.size
         try:
-            count, traffic = agreed_count(schedule, for_whole, self._group.member)
-        except ValueError as error:
+            count, traffic = agreed_count(
+                schedule, for_whole, member, whole_budget=lambda needed: room.budget_of(self._with_changes(needed))
+            )
+        except BudgetTooSmall as error:
             if not self._changes:
                 raise
-            raise ValueError(f"With changes= whole messages get two thirds of {room} bytes. {error}") from error
+            why = f"With changes= whole messages get two thirds of {room.size} bytes. {error.why}"
+            raise BudgetTooSmall(why, error.needed) from error
         if self._changes:
             on_cpu = self._changes == "cpu"
-            return ChangesOnly(schedule, count, self._group.member, wires, self._buffers, is_on_cpu=on_cpu), traffic
-        return Exchanges(schedule, count, self._group.member, wires, self._buffers), traffic
+            return ChangesOnly(schedule, count, member, wires, self._buffers, is_on_cpu=on_cpu), traffic
+        return Exchanges(schedule, count, member, wires, self._buffers), traffic
+
+    def _with_changes(self, needed: int) -> int:
+        """Return the bytes for buffers of which whole messages get so many."""
+        return needed + -(-needed // 2) if self._changes else needed
 
     def _wires(self, indices: Iterable[int]) -> list[torch.dtype | None]:
         """Return the dtype in which each move's tensor travels; None if source and target have one dtype."""
@@ -220,7 +246,7 @@ class Plans:
             The rounds, and what each rank sends and gets in all of them.
 
         Raises:
-            ValueError: on all ranks, if the budget is too small for some rank.
+            BudgetTooSmall: on all ranks, if it is for some rank.
         """
         by_round: dict[int, list[int]] = {}
         for place, index in enumerate(indices):
@@ -232,12 +258,13 @@ class Plans:
                 [self._moves[index] for index in in_round], self._group.member.rank, self._agreement.gone
             )
             try:
-                exchanges, traffic = self._exchanges(schedule, self._wires(in_round), room)
-            except ValueError as error:
-                raise ValueError(
+                exchanges, traffic = self._exchanges(schedule, self._wires(in_round), Room(room, budget_of_checkpoint))
+            except BudgetTooSmall as error:
+                why = (
                     f"Of the budget of {self._agreement.budget} bytes a checkpoint is read into one half, and {room} "
-                    f"are left for buffers. {error}"
-                ) from error
+                    f"are left for buffers. {error.why}"
+                )
+                raise BudgetTooSmall(why, error.needed) from error
             moves = [self._agreement.moves[index] for index in in_round]
             locals_ = {place: move.local for place, move in enumerate(moves) if move.local is not None}
             rounds.append(Round(places, locals_, exchanges))

@@ -223,6 +223,22 @@ class Stream:
             at += 1
 
 
+class BudgetTooSmall(ValueError):
+    """The budget of a transfer leaves its buffers no room.
+
+    Args:
+        why: in words.
+        needed: a budget that is enough, in bytes. More makes for fewer exchanges.
+
+    Attributes:
+        why, needed: as given.
+    """
+
+    def __init__(self, why: str, needed: int) -> None:
+        super().__init__(f"{why} Give at least {needed} bytes.")
+        self.why, self.needed = why, needed
+
+
 class Schedule(NamedTuple):
     """What one rank does in a run.
 
@@ -311,7 +327,7 @@ class Schedule(NamedTuple):
         """Return the fewest exchanges with which this rank has at most `budget` bytes in buffers.
 
         Raises:
-            ValueError: no number is enough, since what fills each message up takes more than the budget.
+            BudgetTooSmall: no number is enough, since what fills each message up takes more than the budget.
         """
         out, into = ROUNDED * len(self.sends), ROUNDED * len(self.receives)
         # One exchange needs no third buffer: nothing is packed or unpacked beside it.
@@ -319,10 +335,8 @@ class Schedule(NamedTuple):
             return 1
         room = budget - out - into - max(out, into)
         if room <= 0:
-            raise ValueError(
-                f"A budget of {budget} bytes is too small: a rank has messages to {len(self.sends)} ranks and from "
-                f"{len(self.receives)}. Give at least {4 * (budget - room)} bytes."
-            )
+            why = f"a rank has messages to {len(self.sends)} ranks and from {len(self.receives)}"
+            raise BudgetTooSmall(f"A budget of {budget} bytes is too small: {why}.", 4 * (budget - room))
         return max(2, -(-self.staged // room))
 
     def packed(self, number: int, count: int, large: Large | None = None) -> Messages:
@@ -485,7 +499,7 @@ class Flow(NamedTuple):
             gone: ranks that send nothing.
 
         Raises:
-            ValueError: the budget is too small for some rank.
+            BudgetTooSmall: for some rank.
         """
         ranks = {rank for move in moves for rank in move.members}
         schedules = {rank: Schedule.of(moves, rank, gone) for rank in sorted(ranks - gone)}
