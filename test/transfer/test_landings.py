@@ -280,6 +280,8 @@ def test_what_a_loader_keeps_or_puts_in_the_model_comes_whole_and_the_model_stay
     memory = memory_of(model)
     into = {
         "kept": lambda w: kept.update(w=w[1:]),
+        "kept as it is": lambda w: kept.update(w=w),
+        "a copy kept": lambda w: kept.update(w=w.clone()),
         "put": lambda w: setattr(model, "a", torch.nn.Parameter(w, requires_grad=False)),
         "as_data": lambda w: setattr(model.a, "data", w),
         "fresh": lambda w: [setattr(model.a, "data", torch.zeros(4, 6)), model.a.data.copy_(w)],
@@ -292,6 +294,51 @@ def test_what_a_loader_keeps_or_puts_in_the_model_comes_whole_and_the_model_stay
         assert memory_of(model).keys() == memory.keys()
         assert all(memory_of(model)[key] is memory[key] and not memory[key].is_meta for key in memory), name
         kept.clear()
+
+
+def test_a_cycle_that_nobody_holds_keeps_nothing():
+    """As a function within the loader that calls itself, with the tensors in its frame."""
+    model = module_of(a=zeros(4, 6))
+
+    def load(weights):
+        def rest(left):
+            if left:
+                model.a.data.copy_(weights[-len(left)][1])
+                rest(left[1:])
+
+        weights = list(weights)
+        rest(weights)
+
+    assert not check(model, load, {"a": (4, 6)}).whole
+
+
+@pytest.mark.parametrize("asks", ["nothing", "one value", "values together"])
+@pytest.mark.parametrize("place", ["the loader's", "the model's"])
+def test_what_is_put_together_from_several_comes_whole_where_each_is_asked_for_alone(place, asks):
+    """Each alone goes nowhere. They are asked for alone because of the fill below the embedding, or of a value."""
+    model = module_of(fused=zeros(8, 6), embed=zeros(10, 6), scale=zeros(1), last=zeros(6))
+    kept_by_model = {}
+
+    def load(weights):
+        kept = {} if place == "the loader's" else kept_by_model
+        names = set()
+        for name, weight in weights:
+            names.add(name)
+            if name == "embed":
+                model.embed.data.zero_()
+                model.embed.data[:8].copy_(weight)
+            elif name == "scale":
+                model.scale.data.fill_(weight.item() if asks == "one value" else 1.0)
+            elif name == "last":
+                model.last.data.copy_(weight)
+            else:
+                kept[name] = weight
+            if len(kept) == 2:
+                model.fused.data.copy_(torch.cat([kept.pop("q"), kept.pop("k")]))
+        if asks == "values together" and len(names) > 1:
+            assert weight.sum().item() != 0
+
+    check(model, load, {"q": (4, 6), "k": (4, 6), "embed": (8, 6), "scale": (1,), "last": (6,)})
 
 
 def fills_an_empty_slot(model, tensor):

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 SHARED = "another tensor goes to the same memory"
 BESIDE = "another tensor of its module comes whole"
 OTHERWISE = "its loader does otherwise when it is asked again"
+UNSEEN = "its loader may put it somewhere together with others"
 
 
 class Landings:
@@ -331,17 +332,20 @@ def _ask(load: Load, memory: ModelMemory, metas: Sequence[Meta], apart: bool) ->
     for name in [*needs_values, *refused]:
         # The loader stopped half way, so what else it would have written is unknown.
         records[name].written |= memory.storages
-    if not refused:
-        return _Asked(records, None)
     if together.error is None:
         _take_together(records, refused, together)
         return _Asked(_confirmed(records, together), None)
-    if needs_values:
-        rest = LoaderRun(load, memory, [meta for meta in metas if meta.name not in needs_values])
-        if rest.error is None or together.needs_values:
-            # The others are accepted without those that need values; or even the call with all of them asks for a
-            # value, so that nothing on meta can tell. In both cases those that were refused come whole.
-            return _Asked(records, None)
+    rest = LoaderRun(load, memory, [meta for meta in metas if meta.name not in needs_values]) if needs_values else together
+    if rest.error is None:
+        # The others are accepted without those that need values. Those that were refused come whole.
+        return _Asked(_confirmed(records, rest), None)
+    if not refused or (needs_values and together.needs_values):
+        # Even the call with all of them asks for a value, so that nothing on meta can tell what the loader does with
+        # several. Those that were refused come whole, and those of which nothing was seen.
+        for record in records.values():
+            if not record.storages:
+                record.comes_whole(UNSEEN)
+        return _Asked(records, None)
     return _Asked(records, _refusal(load, memory, metas, refused, needs_values, together.error))
 
 

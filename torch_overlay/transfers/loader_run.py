@@ -7,6 +7,7 @@ records can be trusted.
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -79,6 +80,7 @@ class LoaderRun:
         recorder = _Recorder(metas, memory.storages, nobody)
         self.records, self.error, self.needs_values = recorder.records, None, False
         weights = [*recorder.tensors.items()]
+        recorder.tensors.clear()
         try:
             with recorder, torch.no_grad():
                 load(weights)
@@ -87,7 +89,8 @@ class LoaderRun:
             self.needs_values = recorder.needs_values or any(words in str(error) for words in _NO_VALUES)
             if apart:
                 self.records[nobody].comes_whole(f"{REFUSED} {type(error).__name__}: {error}")
-        for name in [] if self.error is not None else recorder.kept():
+        del weights  # only what the loader keeps of it is alive now
+        for name in [] if self.error is not None else recorder.kept(is_quick=apart):
             self.records[name].comes_whole("its loader keeps it")
             self.records[name].written |= memory.storages
         if memory.restore():
@@ -243,13 +246,24 @@ class _Recorder(TorchDispatchMode):
     def _follow(self, tensor: torch.Tensor, base: _Base) -> None:
         """Remember that the storage of `tensor` holds `base`, and keep `tensor` alive during the run of the loader."""
         self._bases[storage_of(tensor)] = base
-        self._alive.append(tensor)
-        self._users.append((base.name, tensor, _users(tensor)))
+        own = tensor.detach()  # the loader's tensor itself isn't kept alive, so that it shows whether the loader does
+        self._users.append((base.name, own, _users(own) - 1))
 
-    def kept(self) -> list[str]:
-        """Return the names of tensors of which the loader still holds a view, or a view of a copy: it may write them
-        later. Call it when the loader has returned."""
-        return [*dict.fromkeys([name for name, tensor, users in self._users if _users(tensor) > users])]
+    def kept(self, is_quick: bool = False) -> list[str]:
+        """Return the names of tensors that the loader still holds, or of which it holds a view or a copy: it may write
+        them later. Call it when the loader has returned, and nobody else holds the tensors.
+
+        Args:
+            is_quick: leave tensors that only an old cycle of objects holds among those that the loader holds.
+        """
+        for generation in (None, 1) if is_quick else (None, 1, 2):
+            # A function within the loader that calls itself is such a cycle, with all that it refers to.
+            if generation is not None:
+                gc.collect(generation)
+            names = [name for name, tensor, users in self._users if _users(tensor) > users]
+            if not names:
+                break
+        return [*dict.fromkeys(names)]
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
