@@ -144,6 +144,15 @@ class OnlyChangedCases:
             transfer.run()
             self.assertEqual(transfer.sent_bytes, 2 * own * (WORLD - 1))
             self.assertTrue(same(target.to_local(), -want))
+        with torch.inference_mode():
+            blind = torch.zeros(64)
+        ones = {"w": torch.ones(64)} if self.rank == 3 else None
+        with torch_overlay.Transfer(ones, {"w": blind}, changes=True) as transfer:
+            for _ in range(2):
+                transfer.run()
+                self.assertEqual(blind, torch.ones(64))
+                with torch.inference_mode():
+                    blind.fill_(3)
         with self.assertRaisesRegex(ValueError, "the same changes=; got changes="):
             torch_overlay.Transfer([source], [target], changes=self.rank > 0)
         with self.assertRaisesRegex(ValueError, 'changes= takes True, False or "cpu"; got 3'):

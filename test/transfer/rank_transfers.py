@@ -5,6 +5,7 @@ import math
 import pathlib
 import re
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -22,8 +23,8 @@ import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE, from_host
 from torch_overlay.errors import TransferFailed
-from torch_overlay.transfers import exchanges
-from torch_overlay.transfers._planner.schedule import Large
+from torch_overlay.transfers import exchanges, transfer_plan, watch
+from torch_overlay.transfers._planner.schedule import Large, Schedule
 from torch_overlay.transfers.blocks import Buffers
 from torch_overlay.transfers.exchanges import Exchanges
 from torch_overlay.transfers.team import kept_group
@@ -298,6 +299,22 @@ class TransferCases:
                 dist.barrier()
             transfer.close()
             dist.barrier()
+
+    def test_a_rank_that_plans_for_too_long_is_named(self):
+        """When a Transfer is made, and in the first run of some of its names."""
+        source, target = {"a": torch.ones(8)} if self.rank == 0 else None, {"a": torch.zeros(8)}
+        plan, slow = Schedule.of, mock.Mock()
+        slow.of = lambda *given: (time.sleep(6 if self.rank == 5 else 0), plan(*given))[1]
+        made = torch_overlay.Transfer(source, target, timeout=timedelta(seconds=2))
+        said = r"rank 5 didn't come: it is planning, for \d s"
+        seconds = timedelta(seconds=2)  # for making it, more as a rule
+        with mock.patch.object(transfer_plan, "Schedule", slow), mock.patch.object(watch, "CONNECT", seconds):
+            with self.assertRaisesRegex(TransferFailed, f"can't be made: making it.*{said}"):
+                torch_overlay.Transfer(source, target, timeout=timedelta(seconds=2))
+            dist.barrier()
+            with self.assertRaisesRegex(TransferFailed, f"no target was written: run 1, .*{said}"):
+                made.run(only=["a"])
+        made.close()
 
     def test_large_pieces_are_not_packed(self):
         """Whether they lie in one stretch of memory or not, on either side; in exchanges like the small ones, and on

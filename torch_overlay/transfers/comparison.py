@@ -198,13 +198,13 @@ def _join_pieces(by_sharding: dict[Sharding, list[int]]) -> None:
 def by_sentence(problems: Mapping[int, Sequence[str]]) -> list[str]:
     """Write the problems of all ranks for an error, each sentence once, with the ranks that say it.
 
-    >>> by_sentence({0: ["no memory"], 1: ["no memory"], 2: ["no file"]})
+    >>> by_sentence({0: ["no memory"], 1: ["no memory", "no memory."], 2: ["no file"]})
     ['ranks 0, 1: no memory', 'rank 2: no file']
     """
     ranks: dict[str, list[int]] = {}
     for rank, sentences in problems.items():
-        for sentence in sentences:
-            ranks.setdefault(sentence.removesuffix("."), []).append(rank)
+        for sentence in dict.fromkeys([each.removesuffix(".") for each in sentences]):
+            ranks.setdefault(sentence, []).append(rank)
     by_ranks: dict[tuple[int, ...], list[str]] = {}
     for sentence, who in ranks.items():
         by_ranks.setdefault(tuple(who), []).append(sentence)

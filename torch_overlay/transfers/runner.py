@@ -165,7 +165,7 @@ class TransferRunner:
             group.enter("making the process group", True)
             group.make(meeting)
             group.member.connect()
-            group.enter("planning", True)
+            group.enter("planning", False)
             self._buffers = Buffers(self._device)
             indices = range(len(agreement.moves))
             sources, source_problems = locals_of(self._sources, indices)
@@ -521,7 +521,8 @@ class TransferRunner:
         """Return where the targets lie and how often they were written, by index of the move. Empty without `changes`.
 
         If that differs from what the last run left, the program may have overwritten what that run brought, and changes
-        alone would leave the target wrong.
+        alone would leave the target wrong. A tensor of inference mode has no counter, so what is returned for it equals
+        nothing.
         """
         if not self._changes:
             return {}
@@ -531,7 +532,9 @@ class TransferRunner:
             if tensor is not None and local is not None:
                 # While there is a weak reference to a storage, no other storage gets its id.
                 storage = StorageWeakRef(local.untyped_storage())
-                memory[index] = storage, local.data_ptr(), local.shape, local.stride(), tensor.versions
+                versions = tensor.versions
+                counted = object() if None in versions else versions
+                memory[index] = storage, local.data_ptr(), local.shape, local.stride(), counted
         return memory
 
     def _send_whole_where_needed(

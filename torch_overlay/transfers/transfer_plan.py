@@ -138,6 +138,7 @@ class Plans:
         Raises:
             BudgetTooSmall: on all ranks, if it is for some rank.
         """
+        self._group.enter("planning", False)
         contents = self._agreement.contents
         # A checkpoint is read into buffers, which no target overlaps. So nothing is copied before.
         if contents is not None:
@@ -209,6 +210,7 @@ class Plans:
         member = self._group.member
         # A message of changes is packed while the whole message, from which it is made, is still there.
         for_whole = room.size * 2 // 3 if self._changes else room.size
+        self._group.enter("agreeing on the number of exchanges", True)
         try:
             count, traffic = agreed_count(
                 schedule, for_whole, member, whole_budget=lambda needed: room.budget_of(self._with_changes(needed))
@@ -218,6 +220,7 @@ class Plans:
                 raise
             why = f"With changes= whole messages get two thirds of {room.size} bytes. {error.why}"
             raise BudgetTooSmall(why, error.needed) from error
+        self._group.enter("planning", False)
         if self._changes:
             on_cpu = self._changes == "cpu"
             return ChangesOnly(schedule, count, member, wires, self._buffers, is_on_cpu=on_cpu), traffic
