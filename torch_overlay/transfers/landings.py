@@ -318,6 +318,8 @@ def _ask(load: Load, memory: ModelMemory, metas: Sequence[Meta], apart: bool) ->
 
     A tensor that is refused alone is recorded from the call with all others: loaders that count what they got refuse
     each tensor alone, and some models refuse a tied head without its embedding.
+    A tensor with which the loader does otherwise alone than with others comes whole: a loader that makes one weight of
+    two shows nothing of it where it gets one.
 
     Args:
         apart: skip the call with all tensors, and ask for one at a time.
@@ -335,7 +337,9 @@ def _ask(load: Load, memory: ModelMemory, metas: Sequence[Meta], apart: bool) ->
     if together.error is None:
         _take_together(records, refused, together)
         return _Asked(_confirmed(records, together), None)
-    rest = LoaderRun(load, memory, [meta for meta in metas if meta.name not in needs_values]) if needs_values else together
+    rest = together
+    if needs_values:
+        rest = LoaderRun(load, memory, [meta for meta in metas if meta.name not in needs_values])
     if rest.error is None:
         # The others are accepted without those that need values. Those that were refused come whole.
         return _Asked(_confirmed(records, rest), None)
