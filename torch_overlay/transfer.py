@@ -31,9 +31,9 @@ class Transfer:
     Both trees are nested dicts, lists and tuples of tensors; tensors with the same path belong together. A rank gives
     None for a tensor, or for a whole side, that it has no part in. Ranks of the source's meshes send, and ranks of the
     target's meshes receive. A plain tensor is a replica on each rank that gives it. A `piece`, or a tuple of pieces, is
-    a part of a larger tensor. The source may be a `checkpoint`. Targets may be views, but
-    for conjugate, negative and expanded ones. Among float64, float32, float16 and bfloat16, values are cast to the
-    target's type as by `copy_`; the narrower type travels.
+    a part of a larger tensor. The source may be a `checkpoint`. Targets may be views, but for conjugate, negative
+    and expanded ones. Among float64, float32, float16 and bfloat16, values are cast to the target's type as by `copy_`;
+    the narrower type travels.
 
     Making a Transfer is collective over `group`. It compares what the ranks give, and plans. A Transfer has a process
     group of its own over the ranks of both sides, until `close` or the end of a `with`, and `run` is collective over

@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 
 SHOWN = 5  # problems in one error
 UNCOVERED = "The source of a transfer isn't whole"
-WRAPPERS = (
-    "_orig_mod.",
-    "_checkpoint_wrapped_module.",
-    "_fsdp_wrapped_module.",
-    "module.",
-)  # modules that wrap another
+# Under these names a module holds another, of which it is a compiled or a wrapped form.
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "module.")
 
 
 def agreed(
@@ -64,7 +60,7 @@ def agreed(
     # Without a common name, the error lists the names of both sides: they often differ by a prefix.
     for name in both if not strict and both else sorted({*sides[0], *sides[1]}):
         texts += differences(name, *[side.get(name) for side in sides])
-    raise_if_any(texts, renamed=renaming(sides[0].keys(), sides[1].keys()))
+    raise_if_any(texts, renamed=renaming(sides[0].keys(), sides[1].keys()) if texts else None)
     return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
 
 
@@ -293,10 +289,8 @@ def raise_if_any(
         more = f"; and {count - SHOWN} more" if count > SHOWN else ""
         is_lacking = any(problem.startswith(("the source has ", "the target has ")) for problem in problems[:SHOWN])
         fit = f" ({renamed} they fit)" if renamed else ""
-        hint = (
-            f" names= maps the source's names{fit}; strict=False leaves out what one side lacks." if is_lacking else ""
-        )
-        raise ValueError(f"{why}: {'; '.join(problems[:SHOWN])}{more}.{hint}")
+        hint = f" names= maps the source's names{fit}; strict=False leaves out what one side lacks."
+        raise ValueError(f"{why}: {'; '.join(problems[:SHOWN])}{more}.{hint if is_lacking else ''}")
 
 
 def uncovered_text(tensor: Tensor, pieces: Pieced) -> str | None:

@@ -244,7 +244,7 @@ class _Recorder(TorchDispatchMode):
             self._follow(tensor, base)
 
     def _follow(self, tensor: torch.Tensor, base: _Base) -> None:
-        """Remember that the storage of `tensor` holds `base`, and keep `tensor` alive during the run of the loader."""
+        """Remember that the storage of `tensor` holds `base`, and keep it alive during the run of the loader."""
         self._bases[storage_of(tensor)] = base
         own = tensor.detach()  # the loader's tensor itself isn't kept alive, so that it shows whether the loader does
         self._users.append((base.name, own, _users(own) - 1))

@@ -36,10 +36,12 @@ class Room(NamedTuple):
     Attributes:
         size: bytes.
         budget_of: returns the budget that would leave buffers so many bytes.
+        why: what takes the rest of the budget, in words; "" if nothing does.
     """
 
     size: int
     budget_of: Callable[[int], int]
+    why: str
 
 
 class Plan(NamedTuple):
@@ -139,30 +141,28 @@ class Plans:
             BudgetTooSmall: on all ranks, if it is for some rank.
         """
         self._group.enter("planning", False)
-        contents = self._agreement.contents
+        contents, budget = self._agreement.contents, self._agreement.budget
         # A checkpoint is read into buffers, which no target overlaps. So nothing is copied before.
         if contents is not None:
-            rounds, traffic = self._rounds(indices, contents)
-            room = Room(bytes_for_buffers(self._agreement), budget_of_checkpoint)
-            self._add_hops(names, indices, rounds, traffic, room)
+            left = bytes_for_buffers(self._agreement)
+            why = f"Of the budget of {budget} bytes a checkpoint is read into one half, and {left} are left for buffers"
+            room = Room(left, budget_of_checkpoint, f"{why}.")
+            self._add_hops(names, indices, *self._rounds(indices, contents, room), room)
             return
-        budget = self._agreement.budget
         schedule = Schedule.of([self._moves[index] for index in indices], self._group.member.rank, self._agreement.gone)
         # Sources that targets overlap, but that nobody reads, needn't be copied.
         read = {indices[place] for place in schedule.reads}
         copied = size_of(sources, indices if is_snapshot else shared.overwritten.keys() & read)
-        room = Room(budget - copied, lambda needed: needed + copied)
-        try:
-            self._add_hops(names, indices, *self._exchanges(schedule, self._wires(indices), room), room)
-        except BudgetTooSmall as error:
-            if not copied:
-                raise
-            why = "A snapshot of this rank's sources"
-            if not is_snapshot:
-                why = "Targets of this rank lie in the memory of its sources, so that a run"
-            left = f"{room.size} of the budget of {budget} bytes are left for buffers"
-            why = f"{why} copies {copied} bytes before it writes; {left}. {error.why}"
-            raise BudgetTooSmall(why, error.needed) from error
+        cause = "Targets of this rank lie in the memory of its sources, so that a run"
+        if is_snapshot:
+            cause = "A snapshot of this rank's sources"
+        left = budget - copied
+        why = (
+            f"{cause} copies {copied} bytes before it writes; {left} of the budget of {budget} bytes are left for "
+            "buffers."
+        )
+        room = Room(left, lambda needed: needed + copied, why if copied else "")
+        self._add_hops(names, indices, *self._exchanges(schedule, self._wires(indices), room), room)
 
     def _add_hops(
         self,
@@ -209,17 +209,17 @@ class Plans:
         """
         member = self._group.member
         # A message of changes is packed while the whole message, from which it is made, is still there.
-        for_whole = room.size * 2 // 3 if self._changes else room.size
+        for_whole, why = room.size, [room.why]
+        if self._changes:
+            for_whole = room.size * 2 // 3
+            why.append(f"With changes= whole messages get two thirds of {room.size} bytes.")
         self._group.enter("agreeing on the number of exchanges", True)
         try:
             count, traffic = agreed_count(
                 schedule, for_whole, member, whole_budget=lambda needed: room.budget_of(self._with_changes(needed))
             )
         except BudgetTooSmall as error:
-            if not self._changes:
-                raise
-            why = f"With changes= whole messages get two thirds of {room.size} bytes. {error.why}"
-            raise BudgetTooSmall(why, error.needed) from error
+            raise BudgetTooSmall(" ".join(filter(None, [*why, error.why])), error.needed) from error
         self._group.enter("planning", False)
         if self._changes:
             on_cpu = self._changes == "cpu"
@@ -242,8 +242,11 @@ class Plans:
         tensors = [self._agreement.moves[indices[place]].tensor for place in hop.targets]
         return [tensor.wire if tensor.wire != getattr(torch, tensor.target.dtype) else None for tensor in tensors]
 
-    def _rounds(self, indices: Sequence[int], contents: Contents) -> tuple[Rounds, Traffic]:
+    def _rounds(self, indices: Sequence[int], contents: Contents, room: Room) -> tuple[Rounds, Traffic]:
         """Make the rounds of a checkpoint, each with exchanges of its own. Collective.
+
+        Args:
+            room: for the buffers of each round.
 
         Returns:
             The rounds, and what each rank sends and gets in all of them.
@@ -254,20 +257,13 @@ class Plans:
         by_round: dict[int, list[int]] = {}
         for place, index in enumerate(indices):
             by_round.setdefault(self._agreement.moves[index].round, []).append(place)
-        room, rounds, traffics = bytes_for_buffers(self._agreement), list[Round](), list[Traffic]()
+        rounds, traffics = list[Round](), list[Traffic]()
         for _, places in sorted(by_round.items()):
             in_round = [indices[place] for place in places]
             schedule = Schedule.of(
                 [self._moves[index] for index in in_round], self._group.member.rank, self._agreement.gone
             )
-            try:
-                exchanges, traffic = self._exchanges(schedule, self._wires(in_round), Room(room, budget_of_checkpoint))
-            except BudgetTooSmall as error:
-                why = (
-                    f"Of the budget of {self._agreement.budget} bytes a checkpoint is read into one half, and {room} "
-                    f"are left for buffers. {error.why}"
-                )
-                raise BudgetTooSmall(why, error.needed) from error
+            exchanges, traffic = self._exchanges(schedule, self._wires(in_round), room)
             moves = [self._agreement.moves[index] for index in in_round]
             locals_ = {place: move.local for place, move in enumerate(moves) if move.local is not None}
             rounds.append(Round(places, locals_, exchanges))
