@@ -1,5 +1,6 @@
 """Where a model's loader puts tensors of a checkpoint, against the loader itself."""
 
+import copy
 import json
 import math
 import types
@@ -46,22 +47,53 @@ def memory_of(model):
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+def attributes_of(model):
+    """A copy of each module's plain attributes, by name."""
+    own = [(prefix, vars(module)) for prefix, module in model.named_modules()]
+    return {
+        (prefix, key): copy.deepcopy(value)
+        for prefix, attributes in own
+        for key, value in attributes.items()
+        if not key.startswith("_")
+    }
+
+
+def set_attributes(model, attributes):
+    for prefix, module in model.named_modules():
+        for key in [key for key in vars(module) if not key.startswith("_")]:
+            del vars(module)[key]
+        vars(module).update({key: copy.deepcopy(value) for (at, key), value in attributes.items() if at == prefix})
+
+
+def same_attributes(one, other):
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.device == other.device and same_bits(one, other)
+    if isinstance(one, types.SimpleNamespace):
+        one, other = vars(one), vars(other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_attributes(one[key], other[key]) for key in one)
+    return one == other
+
+
 def check(model, load, shapes, values=None):
     """Landings bring the model to what its loader makes of it, bit by bit, and asking for them changes nothing."""
-    memory = memory_of(model)
+    memory, attributes = memory_of(model), attributes_of(model)
     before = {name: tensor.clone() for name, tensor in memory.items()}
     found = torch_overlay.landings(load, model, metas_of(shapes))
     assert all(memory_of(model)[name] is tensor for name, tensor in memory.items())
     assert all(torch.equal(tensor, before[name]) for name, tensor in memory.items()), "asking changed the model"
+    assert same_attributes(attributes_of(model), attributes), "asking changed attributes"
     values = values or values_of(shapes)
     bring(found, values)
-    got = {name: tensor.clone() for name, tensor in memory.items()}
+    got, got_attributes = {name: tensor.clone() for name, tensor in memory.items()}, attributes_of(model)
     for name, tensor in memory.items():
         tensor.data.copy_(before[name])
+    set_attributes(model, attributes)
     with torch.no_grad():
         load([*values.items()])
     for name, tensor in memory.items():
         assert same_bits(got[name], tensor), name
+    assert same_attributes(got_attributes, attributes_of(model)), (got_attributes, attributes_of(model))
     return found
 
 
@@ -495,6 +527,234 @@ def test_a_loader_that_looks_at_values_gets_all(name):
     assert set(found.whole) == {"a", "b"}
 
 
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_loader_that_looks_at_values_and_catches_the_error_gets_all(name):
+    """With the value it does otherwise than without. It did nothing else, so that it counted as direct."""
+    model = module_of(a=zeros(4, 6), b__w=zeros(4, 6))
+
+    def look(weight):
+        try:
+            LOOKS[name](weight)
+            return 2
+        except Exception:
+            return 1
+
+    def put(w):
+        factor = look(w)
+        model.a.data.copy_(w if factor == 1 else w * factor)
+
+    found = check(model, loader(a=put, b=lambda w: model.b.w.data.copy_(w)), dict.fromkeys("ab", (4, 6)))
+    assert set(found.whole) == {"a", "b"}
+
+
+class Latent(torch.nn.Module):
+    """Keeps parts of a weight where no loader writes directly, as SGLang's DeepSeek keeps w_kc."""
+
+    def __init__(self):
+        super().__init__()
+        self.kv_b, self.other = (torch.nn.Linear(4, 6, bias=False, dtype=TYPE) for _ in range(2))
+        self.w_kc, self.caches, self.backend = zeros(4, 3), {"k": zeros(4, 3)}, types.SimpleNamespace(k=zeros(4, 3))
+        self.requires_grad_(False)
+
+
+def half(model):
+    return model.kv_b.weight.data[:3].t()
+
+
+# How a loader derives something from a parameter that it has loaded.
+DERIVED = {
+    "attribute": lambda m: setattr(m, "w_kc", half(m).contiguous()),
+    "scaled attribute": lambda m: setattr(m, "w_kc", (half(m) + 0) * 2),
+    "entry": lambda m: m.caches.update(k=half(m).clone()),
+    "new entry": lambda m: m.caches.update(v=half(m).clone()),
+    "in place": lambda m: m.w_kc.copy_(half(m)),
+    "by a buffer": lambda m: m.w_kc.copy_(torch.empty(4, 3).copy_(half(m))),
+    "into another object": lambda m: m.backend.k.copy_(half(m)),
+    "number": lambda m: setattr(m, "largest", half(m).max().item()),
+    "numbers": lambda m: setattr(m, "numbers", half(m).tolist()),
+    "by numpy": lambda m: setattr(m, "w_kc", torch.from_numpy(m.kv_b.weight.data.numpy().T[:, :3].copy())),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_what_a_loader_derives_from_a_parameter_is_derived_again(name):
+    model = Latent()
+
+    def load(weights):
+        for key, weight in weights:
+            getattr(model, key).weight.data.copy_(weight)
+        DERIVED[name](model)
+
+    shapes = {"kv_b": (6, 4), "other": (6, 4)}
+    load(values_of(shapes).items())  # a server that is up
+    values = {key: value + 0.5 for key, value in values_of(shapes).items()}
+    found = check(model, load, shapes, values)
+    assert found.whole["kv_b"] == "its loader computes with what it wrote there"
+    assert ("other" in found.direct) == (name != "by numpy"), found.whole  # that array could be of anything
+    assert same_bits(model.backend.k, half(model).contiguous()) or name != "into another object"
+
+
+@pytest.mark.parametrize("from_others", [False, True])
+def test_a_write_into_memory_that_is_not_the_models_is_done_by_the_loader_alone(from_others):
+    """A counter: asking doesn't count."""
+    model = module_of(a=zeros(4, 6), b__w=zeros(4, 6))
+    model.loads = zeros(1)
+
+    def load(weights):
+        for name, weight in weights:
+            (model.a if name == "a" else model.b.w).data.copy_(weight)
+        model.loads.add_(model.loads + 1 if from_others else 1)
+
+    found = check(model, load, dict.fromkeys("ab", (4, 6)))
+    assert {*found.whole.values()} == {"its loader writes to memory that isn't the model's"}
+
+
+def set_flag(model, names, weights):
+    model.has_bias = "bias" in names
+
+
+def add_names(model, names, weights):
+    model.seen = [*names]
+
+
+def count(model, names, weights):
+    model.loads = getattr(model, "loads", 0) + 1
+
+
+def keep_scale(model, names, weights):
+    if "norm" in weights:
+        model.scale = weights["norm"].abs().amax()
+
+
+def make_room(model, names, weights):
+    model.room = zeros(2)
+
+
+def log_names(model, names, weights):
+    model.log += names
+
+
+SETS = {set_flag: {"norm"}, add_names: {"norm"}, keep_scale: {"norm"}, count: {"w", "norm", "bias"}}
+SETS |= {make_room: SETS[count], log_names: SETS[count]}
+
+
+@pytest.mark.parametrize("sets", SETS, ids=lambda sets: sets.__name__)
+@pytest.mark.parametrize("is_up", [False, True])
+def test_attributes_are_as_a_call_with_all_names_leaves_them(sets, is_up):
+    """Also where the loader gets only some names, or none; and after asking they are as before."""
+    model = module_of(w=zeros(4, 4), bias=zeros(4), n__norm=zeros(4))
+    model.log = []
+
+    def load(weights):
+        weights = dict(weights)
+        for name, weight in weights.items():
+            (model.n.norm if name == "norm" else getattr(model, name)).data.copy_(
+                weight + 1 if name == "norm" else weight
+            )
+        sets(model, [*weights], weights)
+
+    shapes = {"w": (4, 4), "norm": (4,), "bias": (4,)}
+    if is_up:
+        load(values_of(shapes).items())
+    found = check(model, load, shapes)
+    assert set(found.whole) == SETS[sets]
+
+
+def test_attributes_are_set_also_where_nothing_comes_whole():
+    model = module_of(a=zeros(4, 6))
+
+    def load(weights):
+        for _, weight in weights:
+            model.a.data.copy_(weight)
+        model.is_loaded, model.names = True, {"a"}
+
+    assert check(model, load, {"a": (4, 6)}).direct
+    assert model.is_loaded and model.names == {"a"}
+
+
+def test_asking_leaves_no_tensor_without_memory_in_another_object():
+    model = Latent()
+    before, model.backend.table = model.backend.k, {"k": model.w_kc}
+
+    def load(weights):
+        for key, weight in weights:
+            getattr(model, key).weight.data.copy_(weight)
+            model.backend.k, model.backend.table["k"], model.backend.new = (weight * 2,) * 3
+
+    torch_overlay.landings(load, model, metas_of({"kv_b": (6, 4)}))
+    assert model.backend.k is before and model.backend.table == {"k": model.w_kc}
+    assert not hasattr(model.backend, "new")
+
+
+def test_asking_a_loader_that_is_refused_leaves_attributes_as_they_were():
+    model = module_of(a=zeros(4, 6))
+
+    def load(weights):
+        model.begun = True
+        raise KeyError("none of these")
+
+    with pytest.raises(ValueError, match="none of these"):
+        torch_overlay.landings(load, model, metas_of({"a": (4, 6)}))
+    assert not hasattr(model, "begun")
+
+
+class Own(torch.nn.Parameter):
+    """As vLLM's parameters, which are of classes of their own."""
+
+
+def test_a_loader_that_swaps_tensors_leaves_the_model_as_it_was():
+    model = torch.nn.Linear(6, 4, bias=False)
+    model.weight = Own(model.weight.detach())
+    model.weight.loader, model.weight.grad = "its own", torch.ones(4, 6)
+    weight, before = model.weight, model.weight.detach().clone()
+
+    def load(weights):
+        for _, tensor in weights:
+            torch.utils.swap_tensors(model.weight, torch.nn.Parameter(tensor.clone(), requires_grad=False))
+
+    found = torch_overlay.landings(load, model, metas_of({"w": (4, 6)}))
+    assert found.whole == {"w": "its loader keeps it"}
+    assert model.weight is weight and type(weight) is Own and weight.loader == "its own" and weight.requires_grad
+    assert torch.equal(weight.detach(), before) and torch.equal(weight.grad, torch.ones(4, 6))
+    bring(found, values_of({"w": (4, 6)}))
+    assert torch.equal(model.weight, values_of({"w": (4, 6)})["w"])
+
+
+def test_what_comes_whole_and_never_arrived_is_not_loaded():
+    """Its memory has no values yet. What came isn't loaded either: the loader may make one weight of several."""
+    model = module_of(a=zeros(4, 6), b__w=zeros(4, 6))
+    load = loader(a=lambda w: model.a.data.copy_(w + 1), b=lambda w: model.b.w.data.copy_(w + 1))
+    found = torch_overlay.landings(load, model, metas_of(dict.fromkeys("ab", (4, 6))))
+    target = found.target()
+    target["a"].fill_(1)
+    with pytest.raises(ValueError, match=r"needs all tensors that come whole, and 'b' never arrived.*left_out"):
+        found.load_whole()
+    assert not model.a.any() and not model.b.w.any()
+    found.target()["b"].fill_(2)
+    found.load_whole()
+    assert (model.a == 2).all() and (model.b.w == 3).all()
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_loader_may_go_over_the_weights_twice_and_change_them(copies):
+    model = module_of(a=zeros(4, 6), b__w=zeros(4, 6))
+
+    def load(weights):
+        names = [name for name, _ in weights]
+        for _, weight in weights:
+            weight.mul_(2)
+        for name, weight in weights:
+            (model.a if name == "a" else model.b.w).data.copy_(weight + len(names) + len(weights))
+        assert weights[-1][0] == "b"
+
+    found = torch_overlay.landings(load, model, metas_of(dict.fromkeys("ab", (4, 6))))
+    for name, tensor in found.target().items():
+        tensor.fill_(1 if name == "a" else 2)
+    found.load_whole(copies=copies)
+    assert (model.a == 6).all() and (model.b.w == 8).all()
+    assert (found.target()["a"] == (1 if copies else 2)).all()
+
+
 def test_what_no_name_reaches_is_told():
     model = module_of(a=zeros(4, 6), b__w=zeros(4, 6), c__w=zeros(2))
     model.register_buffer("kept", zeros(3))
@@ -632,6 +892,23 @@ class Program:
             shape = tuple([1 + draw(5) for _ in range(draw(4))])
             self.shapes[name] = shape
             self.actions[name] = [self._action(torch.arange(math.prod(shape)).reshape(shape)) for _ in range(draw(4))]
+        self.looks, self.derives = not draw(8), [self._derive(number) for number in range(max(0, draw(5) - 2))]
+
+    def _derive(self, number):
+        """What the loader leaves in attributes: made of a parameter, of the names, of neither."""
+        kind, model, key = self.draw(5), self.model, f"attribute{number}"
+        params = [*model.parameters()]
+        if kind < 3 and params:
+            param = params[self.draw(len(params))]
+            model.caches = {**getattr(model, "caches", {}), key: param.detach() * 0}
+            return [
+                lambda names: setattr(model, key, param.data * 2),
+                lambda names: model.caches.update({key: param.data.clone()}),
+                lambda names: model.caches[key].copy_(param.data),
+            ][kind]
+        if kind == 3:
+            return lambda names: setattr(model, key, [*names])
+        return lambda names: setattr(model, key, "t0" in names)
 
     def _action(self, value):
         steps = []
@@ -697,12 +974,20 @@ class Program:
         return place
 
     def load(self, weights):
+        weights = list(weights)
         for name, weight in weights:
+            if self.looks:
+                try:
+                    weight = weight * 2 if weight.sum().item() > 0 else weight
+                except Exception:
+                    pass
             for steps, place in self.actions[name]:
                 value = weight
                 for step in steps:
                     value = step(value)
                 place(lambda view, value=value: view.copy_(value))
+        for derive in self.derives:
+            derive([name for name, _ in weights])
 
 
 class Numbers:

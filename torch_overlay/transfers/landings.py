@@ -6,7 +6,7 @@ that we know then, whatever the loader's rules are: it is direct. A tensor that 
 whole, and is handed to the loader after each run.
 
 A record is trusted only if three things hold; else the tensor comes whole. Each operation is a view, a copy or a fill
-with a constant that we know (`LoaderRun`). The loader does the same when it is asked a second time (`_ask`). No two
+with a constant that we know (`LoaderRun`). The loader does the same when it is asked a second time (`_Asking`). No two
 tensors, and no tensor and a fill, go to one place (`conflicts`).
 
 Start reading at `find_landings`.
@@ -14,6 +14,7 @@ Start reading at `find_landings`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .attributes import PlainAttributes, Setting, compare_calls
 from .loader_run import (
     NOBODY,
     Fill,
@@ -38,13 +40,16 @@ from .loader_run import (
 from .pieces import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from .attributes import Where
 
     Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 
 SHARED = "another tensor goes to the same memory"
 BESIDE = "another tensor of its module comes whole"
 OTHERWISE = "its loader does otherwise when it is asked again"
+READ = "its loader computes with what it wrote there"
 UNSEEN = "its loader may put it somewhere together with others"
 
 
@@ -72,6 +77,7 @@ class Landings:
         self._depends_on, self._depended = depends_on, _copied_state(depends_on)
         self._memory, self._buffers = memory, dict[str, torch.Tensor]()
         self._whole_storages: set[int] = set()
+        self._settings: tuple[Setting, ...] = ()
 
     def target(self) -> dict[str, Any]:
         """Return the target of a `Transfer`: pieces for each direct tensor, and an empty tensor for each that comes
@@ -82,12 +88,13 @@ class Landings:
         """
         if self.whole.keys() != self._buffers.keys():
             device = self._memory.device
-            self._buffers = {meta.name: meta.empty(device) for meta in self._tensors if meta.name in self.whole}
+            with torch.inference_mode(False):  # for the version counters, by which `load_whole` knows what came
+                self._buffers = {meta.name: meta.empty(device) for meta in self._tensors if meta.name in self.whole}
         return {**self._buffers, **self.direct}
 
     def load_whole(self, copies: bool = False) -> None:
-        """Write the loader's constants, and hand the tensors that came whole to the loader, in one call. It isn't
-        called if there are none.
+        """Hand the tensors that came whole to the loader, in one call, and set the constants that it sets besides: rows
+        of padding, flags. The loader isn't called if nothing comes whole.
 
         Call it after each `Transfer.run` into `target()`.
 
@@ -96,18 +103,25 @@ class Landings:
                 keep what it gets, and the next run of a `Transfer` with `changes` needs what came last.
 
         Raises:
-            RuntimeError: `target()` wasn't called before, so nothing can have arrived. Whatever the loader raises is
-                passed on.
+            ValueError: some tensors that come whole have never arrived; names them. Nothing was loaded.
+            RuntimeError: `target()` wasn't called before. Whatever the loader raises is passed on.
         """
         if self.whole.keys() != self._buffers.keys():
             raise RuntimeError("Nothing came whole yet: give target() to a Transfer, run it, and then call load_whole.")
+        missing = [name for name, tensor in self._buffers.items() if tensor.numel() and not tensor._version]
+        if missing:
+            raise ValueError(
+                f"load_whole() needs all tensors that come whole, and {listed(missing)} never arrived, so that their "
+                "memory holds no values. Nothing was loaded. Run the Transfer without only= once; and ask landings() "
+                "for the tensors alone that the trainer sends (left_out of the Transfer has the others)."
+            )
         with torch.no_grad():
             for view, value in self.fills:
                 view.fill_(value)
-            if self._buffers and copies:
-                self._load((name, tensor.clone()) for name, tensor in self._buffers.items())
-            elif self._buffers:
-                self._load([*self._buffers.items()])
+            if self._buffers:
+                self._load(_Copies(self._buffers) if copies else [*self._buffers.items()])
+        for setting in self._settings:
+            setting.apply()
 
     def stale(self) -> str | None:
         """Say why these landings don't hold any more, in words; None if they do. Then `again` asks the loader anew.
@@ -197,6 +211,37 @@ class Landings:
         return "\n".join(said)
 
 
+class _Copies:
+    """Pairs of a name and a copy of a tensor, which is made when somebody asks for it.
+
+    Who goes over them again gets the same copy, as from a list, if somebody holds it or has changed it.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = [*tensors.items()]
+        self._copies: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._changed: list[torch.Tensor] = []
+        self._last: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, at: int) -> tuple[str, torch.Tensor]:
+        name, tensor = self._tensors[at]
+        at %= len(self)
+        if self._last is not None and self._last._version:
+            self._changed.append(self._last)
+        copy = self._copies[at]() if at in self._copies else None
+        if copy is None:
+            with torch.inference_mode(False):  # for a version counter
+                copy = tensor.clone()
+        self._copies[at], self._last = weakref.ref(copy), copy
+        return name, copy
+
+
 def metas_of(tensors: Any) -> list[Meta]:
     """Return the names, types and shapes of tensors.
 
@@ -250,24 +295,29 @@ def find_landings(
             f"The parameters {listed(sharded)} of the model are DTensors, which say where they lie: give them to a "
             "Transfer as they are. landings() asks loaders of plain parameters."
         )
-    memory = ModelMemory(model)
-    for apart in (False, True):
-        asked = _ask(load, memory, metas, apart)
-        if asked.refused is not None:
-            if when_refused is None:
-                raise ValueError(
-                    f"landings() needs a loader that takes all {len(metas)} tensors, and that of "
-                    f"{type(model).__name__} {asked.refused}. Leave out what this model doesn't have, or give it the "
-                    "name that it has in a checkpoint."
-                )
-            when_refused(asked.refused)
-        records = asked.records
-        _settle(records, memory, set(unreliable or ()), unreliable or {})
-        _rehearse(load, memory, metas, records)
-        if NOBODY not in records or records[NOBODY].why is None:
-            break
-        # A fill lies in memory of a module of which something comes whole. Asked for one tensor at a time, the loader
-        # shows which tensor the fill belongs to.
+    memory, attributes = ModelMemory(model), PlainAttributes(model, load)
+    asking = _Asking(load, memory, attributes)
+    try:
+        for apart in (False, True):
+            asked = asking.ask(metas, apart)
+            if asked.refused is not None:
+                if when_refused is None:
+                    raise ValueError(
+                        f"landings() needs a loader that takes all {len(metas)} tensors, and that of "
+                        f"{type(model).__name__} {asked.refused}. Leave out what this model doesn't have, or give it "
+                        "the name that it has in a checkpoint."
+                    )
+                when_refused(asked.refused)
+            records = asked.records
+            asking.settle(records, set(unreliable or ()), unreliable or {})
+            left = asking.rehearse(metas, records)
+            if NOBODY not in records or records[NOBODY].why is None:
+                break
+            # A fill lies in memory of a module of which something comes whole. Asked for one tensor at a time, the
+            # loader shows which tensor the fill belongs to.
+        settings = asking.settings(metas, records, left)
+    finally:
+        attributes.restore()
     found = Landings(load, model, metas, depends_on, memory)
     for meta in metas:
         record = records[meta.name]
@@ -277,7 +327,7 @@ def find_landings(
             found.direct[meta.name] = tuple([Piece(view, meta.shape, start) for start, view in record.pieces])
     found._whole_storages = set().union(*[record.storages for record in records.values() if record.why is not None])
     fills = [fill for record in records.values() if record.why is None for fill in record.fills]
-    found.fills = tuple(_distinct(fills))
+    found.fills, found._settings = tuple(_distinct(fills)), settings
     found.skipped = tuple([meta.name for meta in metas if not {meta.name} & (found.direct.keys() | found.whole.keys())])
     found.untouched = _untouched(model, memory, records)
     return found
@@ -312,45 +362,153 @@ class _Asked(NamedTuple):
     refused: str | None
 
 
-def _ask(load: Load, memory: ModelMemory, metas: Sequence[Meta], apart: bool) -> _Asked:
-    """Ask a loader for all tensors in one call, twice. If it refuses, or does things that can't be assigned to one
-    tensor, ask for one tensor at a time. Raises nothing that the loader raises.
+class _Asking:
+    """Asks a loader what it does with tensors.
 
-    A tensor that is refused alone is recorded from the call with all others: loaders that count what they got refuse
-    each tensor alone, and some models refuse a tied head without its embedding.
-    A tensor with which the loader does otherwise alone than with others comes whole: a loader that makes one weight of
-    two shows nothing of it where it gets one.
-
-    Args:
-        apart: skip the call with all tensors, and ask for one at a time.
+    Attributes:
+        reads: storages of the model that the loader has read in any call.
     """
-    together = LoaderRun(load, memory, metas)
-    if together.is_clear and not apart:
-        return _Asked(_confirmed(together.records, LoaderRun(load, memory, metas)), None)
-    alone = {meta.name: LoaderRun(load, memory, [meta], apart=True) for meta in metas}
-    records = {name: run.records[name] for name, run in alone.items()}
-    needs_values = {name for name, run in alone.items() if run.error is not None and run.needs_values}
-    refused = [name for name, run in alone.items() if run.error is not None and not run.needs_values]
-    for name in [*needs_values, *refused]:
-        # The loader stopped half way, so what else it would have written is unknown.
-        records[name].written |= memory.storages
-    if together.error is None:
-        _take_together(records, refused, together)
-        return _Asked(_confirmed(records, together), None)
-    rest = together
-    if needs_values:
-        rest = LoaderRun(load, memory, [meta for meta in metas if meta.name not in needs_values])
-    if rest.error is None:
-        # The others are accepted without those that need values. Those that were refused come whole.
-        return _Asked(_confirmed(records, rest), None)
-    if not refused or (needs_values and together.needs_values):
-        # Even the call with all of them asks for a value, so that nothing on meta can tell what the loader does with
-        # several. Those that were refused come whole, and those of which nothing was seen.
-        for record in records.values():
-            if not record.storages:
-                record.comes_whole(UNSEEN)
-        return _Asked(records, None)
-    return _Asked(records, _refusal(load, memory, metas, refused, needs_values, together.error))
+
+    def __init__(self, load: Load, memory: ModelMemory, attributes: PlainAttributes) -> None:
+        self._load, self._memory, self._attributes = load, memory, attributes
+        self._before = attributes.read(lambda tensor: False)
+        self._full_runs: list[LoaderRun] = []  # calls with all names that the loader took
+        self.reads: set[int] = set()
+
+    def run(self, metas: Sequence[Meta], apart: bool = False, is_full: bool = False) -> LoaderRun:
+        run = LoaderRun(self._load, self._memory, metas, apart, None if apart else self._attributes)
+        self.reads |= run.reads
+        if is_full and run.error is None:
+            self._full_runs.append(run)
+        return run
+
+    def ask(self, metas: Sequence[Meta], apart: bool) -> _Asked:
+        """Ask for all tensors in one call, twice. If the loader refuses, or does things that can't be assigned to one
+        tensor, ask for one tensor at a time (`apart`: at once). Raises nothing that the loader raises.
+
+        A tensor that is refused alone is recorded from the call with all others: loaders that count what they got
+        refuse each tensor alone, and some models refuse a tied head without its embedding.
+        A tensor with which the loader does otherwise alone than with others comes whole: a loader that makes one weight
+        of two shows nothing of it where it gets one.
+        """
+        together = self.run(metas, is_full=True)
+        if together.is_clear and not apart:
+            return _Asked(_confirmed(together.records, self.run(metas, is_full=True)), None)
+        alone = {meta.name: self.run([meta], apart=True) for meta in metas}
+        records = {name: run.records[name] for name, run in alone.items()}
+        needs_values = {name for name, run in alone.items() if run.error is not None and run.needs_values}
+        refused = [name for name, run in alone.items() if run.error is not None and not run.needs_values]
+        for name in [*needs_values, *refused]:
+            # The loader stopped half way, so what else it would have written is unknown.
+            records[name].written |= self._memory.storages
+        if together.error is None:
+            _take_together(records, refused, together)
+            return _Asked(_confirmed(records, together), None)
+        rest = together
+        if needs_values:
+            rest = self.run([meta for meta in metas if meta.name not in needs_values])
+        if rest.error is None:
+            # The others are accepted without those that need values. Those that were refused come whole.
+            return _Asked(_confirmed(records, rest), None)
+        if not refused or (needs_values and together.needs_values):
+            # Even the call with all of them asks for a value, so that nothing on meta can tell what the loader does
+            # with several. Those that were refused come whole, and those of which nothing was seen.
+            for record in records.values():
+                if not record.storages:
+                    record.comes_whole(UNSEEN)
+            return _Asked(records, None)
+        return _Asked(records, self._refusal(metas, refused, needs_values, together.error))
+
+    def _refusal(
+        self, metas: Sequence[Meta], refused: Sequence[str], needs_values: Collection[str], error: Exception | None
+    ) -> str:
+        """Say which tensors the loader refuses: of those that it refuses alone, those that it also refuses together
+        with all that it accepts."""
+        out = []
+        for name in refused[:64] if len(refused) < len(metas) else ():
+            others = {*refused, *needs_values} - {name}
+            run = self.run([meta for meta in metas if meta.name not in others])
+            if run.error is not None:
+                out.append(name)
+                error = run.error
+        return f"refuses {listed(out or refused)}, with {type(error).__name__}: {error}"
+
+    def rehearse(self, metas: Sequence[Meta], records: dict[str, Record]) -> dict[Where, Any] | None:
+        """Run the loader as `Landings.load_whole` will, with the tensors that come whole and without the others, and
+        mark more of `records` as whole.
+
+        If it then writes to memory of a direct tensor, that tensor comes whole, too, and so on. If it refuses, all
+        tensors come whole.
+
+        Returns:
+            The attributes that this call leaves; None if all tensors come whole, or it asks for values.
+        """
+        while True:
+            some = [meta for meta in metas if records[meta.name].why is not None]
+            if not some:
+                return self._before
+            if len(some) == len(metas):
+                return None
+            run = self.run(some)
+            if run.error is not None and not run.needs_values:
+                for record in records.values():
+                    record.comes_whole("its loader takes those that come whole only with all others")
+                return None
+            written = set().union(*[record.storages for record in run.records.values()])
+            before = _count_whole(records)
+            self.settle(records, written & self._memory.storages, {})
+            if before == _count_whole(records):
+                return None if run.error is not None else run.left
+
+    def settle(self, records: dict[str, Record], written: set[int], why: Mapping[int, str]) -> None:
+        """Mark more tensors as whole, until the direct ones are independent of them.
+
+        A direct tensor must not share a storage with an unknown write or with a conflict (`conflicts`). Its storage
+        must not be read by the loader, which would make a cache of the old weight. And it must not go to a module of
+        which something comes whole: vLLM reloads whole modules, and would lose what was written directly.
+
+        Args:
+            written: storages that are written in an unknown way.
+            why: for some of these storages, the reason to give.
+        """
+        read = self.reads & set().union(*[record.storages for record in records.values()])
+        written = written | conflicts(records) | read
+        reason = {**dict.fromkeys(written, SHARED), **dict.fromkeys(read, READ), **why}
+        while True:
+            for record in records.values():
+                if record.why is not None:
+                    written |= record.storages
+            grown = written | self._memory.siblings(written)
+            more = [record for record in records.values() if record.why is None and record.storages & grown]
+            if not more:
+                return
+            for record in more:
+                touched = [storage for storage in record.storages if storage in reason]
+                record.comes_whole(reason[touched[0]] if touched else BESIDE)
+            written = grown
+
+    def settings(
+        self, metas: Sequence[Meta], records: dict[str, Record], left: dict[Where, Any] | None
+    ) -> tuple[Setting, ...]:
+        """Return the attributes that `Landings.load_whole` has to set, since its call of the loader doesn't.
+
+        If there are some that only a call with all names can set, all tensors come whole.
+
+        Args:
+            left: what `rehearse` returned.
+        """
+        if left is None or not self._full_runs:
+            return ()
+        while len(self._full_runs) < 2:
+            if self.run(metas, is_full=True).error is not None:
+                return ()
+        first, second = self._full_runs[:2]
+        to_set, unknown = compare_calls(first.left, second.left, left)
+        if unknown:
+            for record in records.values():
+                record.comes_whole(f"its loader sets {self._attributes.name(unknown[0])!r} anew in each call")
+            return ()
+        return tuple([self._attributes.setting(where, first.values) for where in to_set])
 
 
 def _take_together(records: dict[str, Record], refused: Sequence[str], together: LoaderRun) -> None:
@@ -391,79 +549,9 @@ def _confirmed(records: dict[str, Record], again: LoaderRun) -> dict[str, Record
     return records
 
 
-def _refusal(
-    load: Load,
-    memory: ModelMemory,
-    metas: Sequence[Meta],
-    refused: Sequence[str],
-    needs_values: Collection[str],
-    error: Exception | None,
-) -> str:
-    """Say which tensors the loader refuses: of those that it refuses alone, those that it also refuses together with
-    all that it accepts."""
-    out = []
-    for name in refused[:64] if len(refused) < len(metas) else ():
-        others = {*refused, *needs_values} - {name}
-        run = LoaderRun(load, memory, [meta for meta in metas if meta.name not in others])
-        if run.error is not None:
-            out.append(name)
-            error = run.error
-    return f"refuses {listed(out or refused)}, with {type(error).__name__}: {error}"
-
-
-def _rehearse(load: Load, memory: ModelMemory, metas: Sequence[Meta], records: dict[str, Record]) -> None:
-    """Run the loader as `Landings.load_whole` will, with the tensors that come whole and without the others, and mark
-    more of `records` as whole.
-
-    If it then writes to memory of a direct tensor, that tensor comes whole, too, and so on. If it refuses, all tensors
-    come whole.
-    """
-    while True:
-        some = [meta for meta in metas if records[meta.name].why is not None]
-        if not some or len(some) == len(metas):
-            return
-        run = LoaderRun(load, memory, some)
-        if run.error is not None and not run.needs_values:
-            for record in records.values():
-                record.comes_whole("its loader takes those that come whole only with all others")
-            return
-        written = set().union(*[record.storages for record in run.records.values()])
-        before = _count_whole(records)
-        _settle(records, memory, written & memory.storages, {})
-        if before == _count_whole(records):
-            return
-
-
 def _count_whole(records: Mapping[str, Record]) -> int:
     """Return how many of the records come whole."""
     return sum([record.why is not None for record in records.values()])
-
-
-def _settle(records: dict[str, Record], memory: ModelMemory, written: set[int], why: Mapping[int, str]) -> None:
-    """Mark more tensors as whole, until the direct ones are independent of them.
-
-    A direct tensor must not share a storage with an unknown write or with a conflict (`conflicts`), and must not go to
-    a module of which something comes whole: vLLM reloads whole modules, and would lose what was written directly.
-
-    Args:
-        written: storages that are written in an unknown way. This function adds those with conflicts, and those of
-            tensors that come whole.
-        why: for some of these storages, the reason to give.
-    """
-    written |= conflicts(records)
-    reason = dict.fromkeys(written, SHARED) | dict(why)
-    while True:
-        for record in records.values():
-            if record.why is not None:
-                written |= record.storages
-        grown = written | memory.siblings(written)
-        more = [record for record in records.values() if record.why is None and record.storages & grown]
-        if not more:
-            return
-        for record in more:
-            touched = [storage for storage in record.storages if storage in reason]
-            record.comes_whole(reason[touched[0]] if touched else BESIDE)
-        written = grown
 
 
 def _untouched(model: torch.nn.Module, memory: ModelMemory, records: Mapping[str, Record]) -> dict[str, int]:

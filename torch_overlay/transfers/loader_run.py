@@ -11,6 +11,7 @@ import gc
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -18,6 +19,8 @@ from .sharding import CASTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from .attributes import PlainAttributes, Where
 
     Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 
@@ -32,6 +35,9 @@ REFUSED = "its loader ends with"
 # The name under which an operation is recorded in which no tensor takes part, such as a fill between two copies.
 NOBODY = "\0nobody"
 _TABLES = "_parameters", "_buffers", "_modules"
+# These look at the memory of a tensor without an operation that a dispatch mode sees.
+_LOOKS = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__dlpack__)
+ASKS = "its loader asks for a value, and goes on without it"
 _PIECE = object()  # in place of a fill's value, for a view to which a tensor is copied
 
 
@@ -60,35 +66,56 @@ class Fill(NamedTuple):
 
 
 class LoaderRun:
-    """One call of the loader on tensors without memory. The model is restored afterwards.
+    """One call of the loader on tensors without memory. The model's tensors are restored afterwards.
 
     Args:
         load: the loader, which takes pairs of a name and a tensor. An exception of it is kept in `error`.
         memory: of the model.
         metas: the tensors that it gets.
         apart: True for a single tensor, to which then everything is assigned that the loader does.
+        attributes: of the model, to read what the loader leaves in them.
 
     Attributes:
         records: by name. Operations without a tensor are under `NOBODY`; if the loader got one tensor alone (`apart`),
             under that tensor's name.
+        reads: storages of the model whose elements the loader read.
         error: the error that the loader raised, or None.
         needs_values: True if it asked for the value of an element, which a meta tensor doesn't have.
+        left: the model's attributes after the call (`PlainAttributes.read`).
+        values: their values.
     """
 
-    def __init__(self, load: Load, memory: ModelMemory, metas: Sequence[Meta], apart: bool = False) -> None:
+    def __init__(
+        self,
+        load: Load,
+        memory: ModelMemory,
+        metas: Sequence[Meta],
+        apart: bool = False,
+        attributes: PlainAttributes | None = None,
+    ) -> None:
         nobody = metas[0].name if apart else NOBODY
         recorder = _Recorder(metas, memory.storages, nobody)
-        self.records, self.error, self.needs_values = recorder.records, None, False
+        self.records, self.reads, self.needs_values = recorder.records, recorder.reads, False
+        self.error: Exception | None = None
+        self.left: dict[Where, Any] = {}
+        self.values: dict[Where, Any] = {}
         weights = [*recorder.tensors.items()]
         recorder.tensors.clear()
         try:
-            with recorder, torch.no_grad():
+            with _Looks(recorder), recorder, torch.no_grad():
                 load(weights)
+            if recorder.needs_values:
+                self.error = RuntimeError(ASKS)
         except Exception as error:
             self.error = error.with_traceback(None)  # its frames hold the tensors, which `kept` would count as kept
-            self.needs_values = recorder.needs_values or any(words in str(error) for words in _NO_VALUES)
+        finally:
+            recorder.put_back()
+        if self.error is not None:
+            self.needs_values = recorder.needs_values or _lacks_values(self.error)
             if apart:
-                self.records[nobody].comes_whole(f"{REFUSED} {type(error).__name__}: {error}")
+                is_caught = str(self.error) == ASKS
+                why = ASKS if is_caught else f"{REFUSED} {type(self.error).__name__}: {self.error}"
+                self.records[nobody].comes_whole(why)
         del weights  # only what the loader keeps of it is alive now
         for name in [] if self.error is not None else recorder.kept(is_quick=apart):
             self.records[name].comes_whole("its loader keeps it")
@@ -96,6 +123,8 @@ class LoaderRun:
         if memory.restore():
             self.records[nobody].comes_whole("its loader keeps it")
             self.records[nobody].written |= memory.storages
+        if attributes is not None:
+            self.left, self.values = attributes.read(recorder.has_made), attributes.values()
 
     @property
     def is_clear(self) -> bool:
@@ -225,14 +254,19 @@ class _Recorder(TorchDispatchMode):
     Attributes:
         tensors: the tensors on meta that the loader gets, by name.
         records: what was seen, by name; under `nobody` what no tensor takes part in.
+        reads: storages of the model whose elements were read.
         needs_values: True if the value of an element was asked for.
     """
 
-    def __init__(self, metas: Sequence[Meta], storages: Collection[int], nobody: str) -> None:
+    def __init__(self, metas: Sequence[Meta], storages: set[int], nobody: str) -> None:
         super().__init__()
         self.tensors = {meta.name: meta.empty("meta") for meta in metas}
         self.records = {name: Record() for name in (*self.tensors, nobody)}
+        self.reads: set[int] = set()
         self.needs_values = False
+        self._derived: set[int] = set()  # storages of what was computed from memory of the model
+        self._fresh: set[int] = set()  # storages that the loader allocated
+        self._outside: list[tuple[torch.Tensor, torch.Tensor]] = []  # memory that is nobody's, and what it held
         self._storages, self._nobody = storages, nobody
         self._bases: dict[int, _Base] = {}
         self._computed: dict[int, frozenset[str]] = {}  # by storage, the names of what it was computed from
@@ -282,10 +316,42 @@ class _Recorder(TorchDispatchMode):
             self._filled(args[0], args[1] if len(args) > 1 else 0)
             return args[0]
         if into_model or (names and written):
+            self._reads(given, except_for=written)
             return self._wrote(func, args, kwargs, names, written, into_model)
         if func in _COPIES and names:
             return self._copy(args[0], kwargs)
-        return self._computes(func, args, kwargs, names)
+        if written:
+            self._writes_outside(func, args, written)
+        return self._computes(func, args, kwargs, names, given, written)
+
+    def _reads(self, given: Iterable[torch.Tensor], except_for: Iterable[torch.Tensor] = ()) -> bool:
+        """Note which memory of the model is read. True if there is some, or what was computed from it."""
+        read = {storage_of(tensor) for tensor in given} - {storage_of(tensor) for tensor in except_for}
+        self.reads |= read & self._storages
+        return not read.isdisjoint(self._storages | self._derived)
+
+    def _writes_outside(self, func: Any, args: tuple[Any, ...], written: Sequence[torch.Tensor]) -> None:
+        """Note a write, in which no tensor of the checkpoint takes part, into memory that was there before and isn't
+        the model's: a counter, a cache. It is done, since the loader may read it, and taken back by `put_back`."""
+        outside = [tensor for tensor in written if storage_of(tensor) not in self._fresh]
+        # self.w_kc.copy_(self.kv_b.weight[:3]): done again whenever that weight comes, which then comes whole.
+        is_derived = func is _aten.copy_.default and storage_of(args[1]) in self._storages | self._derived
+        if outside and not is_derived:
+            self.records[self._nobody].comes_whole("its loader writes to memory that isn't the model's")
+        for tensor in outside:
+            if all(storage_of(tensor) != storage_of(saved) for saved, _ in self._outside):
+                memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+                self._outside.append((memory, memory.clone()))
+
+    def put_back(self) -> None:
+        """Give memory that isn't the model's the values that it had."""
+        for memory, before in self._outside:
+            memory.copy_(before)
+
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """True for tensors of the checkpoint, and for what was computed from them or from memory of the model."""
+        key = storage_of(tensor)
+        return key in self._bases or key in self._computed or key in self._derived
 
     def _names(self, tensor: torch.Tensor) -> Collection[str]:
         """Return the names of the checkpoint's tensors that `tensor` is a view of or was computed from; () for none."""
@@ -301,19 +367,16 @@ class _Recorder(TorchDispatchMode):
         for name in names:
             self.records[name].comes_whole(f"its loader calls {func}")
 
-    def _computes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Collection[str]) -> Any:
-        """Run an operation that doesn't write to the model. If it takes a tensor of the checkpoint, it runs on meta.
-
-        Its results are then views of that tensor. Or they are marked as computed from it, and the tensor comes whole.
-
-        Args:
-            func: the operation, with its `args` and `kwargs`.
-            names: of the checkpoint's tensors that it takes.
-
-        Raises:
-            NotImplementedError: the operation needs the values of a meta tensor. Sets `needs_values`.
-            RuntimeError: the operation's own error. Sets `needs_values` if it depends on values.
-        """
+    def _computes(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        names: Collection[str],
+        given: Sequence[torch.Tensor],
+        written: Sequence[torch.Tensor],
+    ) -> Any:
+        """Run an operation that doesn't write to the model: on meta if it takes tensors of the checkpoint (`names`)."""
         if names:
             args, kwargs = tree_map(_on_meta, (args, kwargs))
         try:
@@ -323,11 +386,18 @@ class _Recorder(TorchDispatchMode):
             if isinstance(error, NotImplementedError) or not asks.isdisjoint(func.tags):
                 self.needs_values = True
             raise
-        if names:
-            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if names:  # results are views of one tensor, or computed, so that it comes whole
             if func is _aten.view.dtype or not all(storage_of(leaf) in self._bases for leaf in made):
                 self._unknown(func, names)
             self._mark(made, names)
+        sources = {storage_of(tensor) for tensor in given}
+        new = [leaf for leaf in made if storage_of(leaf) not in sources or func is _aten.lift_fresh.default]
+        self._fresh |= {storage_of(leaf) for leaf in new}
+        is_view = made and not new and not written
+        if not is_view and not _reads_no_elements(func) and self._reads(given):
+            self._derived |= {storage_of(leaf) for leaf in (*new, *written)}
+            self._alive += (*new, *written)
         return result
 
     def _mark(self, made: Sequence[torch.Tensor], names: Collection[str]) -> None:
@@ -444,6 +514,37 @@ class _Recorder(TorchDispatchMode):
         record.written.add(storage_of(target))
 
 
+class _Looks(TorchFunctionMode):
+    """Notices when a loader looks at values without an operation that `_Recorder` sees, also if it catches the error
+    that a tensor on meta raises."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _LOOKS:
+            self._recorder._reads(args[:1])
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            if _lacks_values(error):
+                self._recorder.needs_values = True
+            raise
+
+
+def _lacks_values(error: Exception) -> bool:
+    return any(words in str(error) for words in _NO_VALUES)
+
+
+def _reads_no_elements(func: Any) -> bool:
+    """True for `empty_like`, `new_zeros` and others that look at a tensor's shape and type alone."""
+    name = func._schema.name.split("::")[1]
+    return name.startswith(("new_", "sym_")) or name.endswith("_like") or name == "is_same_size"
+
+
 class _Base(NamedTuple):
     """What a storage holds during a run of the loader: a tensor of the checkpoint, or a copy of a box of it, with its
     dims in any order.
@@ -548,7 +649,8 @@ class ModelMemory:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._slots = [*_slots(model)]
-        self._tables = [(module, table, {**getattr(module, table)}) for module in model.modules() for table in _TABLES]
+        tables = [(module, name, getattr(module, name)) for module in model.modules() for name in _TABLES]
+        self._tables = [(module, name, table, {**table}) for module, name, table in tables]
         self._said = _names_and_shapes(model)
         self.storages = {storage_of(slot.data) for slot in self._slots}
         self._modules: dict[int, set[int]] = {}
@@ -568,15 +670,16 @@ class ModelMemory:
         buffers whose memory or shape it changed. Values that were written into their memory stay. Returns True if
         anything had to be put back."""
         replaced = False
-        for module, table, before in self._tables:
-            its = getattr(module, table)
-            if its.keys() != before.keys() or any(its[key] is not value for key, value in before.items()):
-                its.clear()
-                its.update(before)
+        for module, name, table, before in self._tables:
+            # del of a layer of a Sequential makes another table.
+            is_same = getattr(module, name) is table and table.keys() == before.keys()
+            if not is_same or any(table[key] is not value for key, value in before.items()):
+                module.__dict__[name] = table
+                table.clear()
+                table.update(before)
                 replaced = True
-        for _, tensor, data in self._slots:
-            if extent(tensor) != extent(data) or tensor.shape != data.shape:
-                tensor.data, replaced = data, True
+        for slot in self._slots:
+            replaced |= slot.restore()
         return replaced
 
     def change(self, model: torch.nn.Module, storages: Collection[int]) -> str | None:
@@ -605,6 +708,26 @@ class _Slot(NamedTuple):
     module: torch.nn.Module
     tensor: torch.Tensor
     data: torch.Tensor  # alive, so that its storage's address isn't another's
+    grad: torch.Tensor | None
+    kind: type
+    attributes: dict[str, Any]
+    requires_grad: bool
+
+    def restore(self) -> bool:
+        """Give the tensor the memory and shape that it had, and what `torch.utils.swap_tensors` takes. True if it had
+        others."""
+        tensor, data = self.tensor, self.data
+        has_swapped = type(tensor) is not self.kind or tensor.__dict__ is not self.attributes
+        if not has_swapped and extent(tensor) == extent(data) and tensor.shape == data.shape:
+            return False
+        if (tensor.device, tensor.dtype) == (data.device, data.dtype):
+            tensor.data = data
+        else:
+            own = data.detach().requires_grad_(self.requires_grad)
+            own.grad = self.grad
+            torch.utils.swap_tensors(tensor, own)
+        tensor.__class__, tensor.__dict__ = self.kind, self.attributes
+        return True
 
 
 def _slots(model: torch.nn.Module) -> Iterator[_Slot]:
@@ -612,7 +735,15 @@ def _slots(model: torch.nn.Module) -> Iterator[_Slot]:
     for module in model.modules():
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None:
-                yield _Slot(module, tensor, tensor.detach())
+                yield _Slot(
+                    module,
+                    tensor,
+                    tensor.detach(),
+                    tensor.grad if tensor.is_leaf else None,
+                    type(tensor),
+                    tensor.__dict__,
+                    tensor.requires_grad,
+                )
 
 
 def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
