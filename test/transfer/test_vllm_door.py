@@ -480,7 +480,6 @@ def test_what_comes_whole_and_what_nothing_reaches_is_told_to_vllms_log(caplog):
         model = Scaled()
         model.lost, model.more = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
         engine, info = worker(model)
-        model.loads = []
         engine._metas = info.metas
         engine._ask_loader()
         line, lost = caplog.records
