@@ -89,11 +89,7 @@ class PlainAttributes:
                     del table[key]
 
     def read(self, came: Callable[[torch.Tensor], bool]) -> dict[Where, Any]:
-        """Return all attributes in a form that can be compared.
-
-        Args:
-            came: whether a tensor was made of the checkpoint's tensors. All such are equal.
-        """
+        """Return all attributes in a form that can be compared."""
         return {where: _comparable(value, came, ()) for where, value in self._items()}
 
     def values(self) -> dict[Where, Any]:
@@ -189,16 +185,7 @@ def _copied(value: Any) -> Any:
 def compare_calls(
     first: Mapping[Where, Any], second: Mapping[Where, Any], after: Mapping[Where, Any]
 ) -> tuple[list[Where], list[Where]]:
-    """Compare the attributes that calls of a loader left, as `PlainAttributes.read` returns them.
-
-    Args:
-        first, second: after two calls with all names.
-        after: after the call that `Landings.load_whole` makes; before any call, if it makes none.
-
-    Returns:
-        Attributes that `load_whole` has to set to the value of the first call, and attributes that only a call with all
-        names can set.
-    """
+    """Compare the attributes that calls of a loader left, as `PlainAttributes.read` returns them."""
     to_set, unknown = [], []
     for where in dict.fromkeys([*first, *after]):
         wanted = first.get(where, ABSENT)

@@ -243,15 +243,7 @@ class _Copies:
 
 
 def metas_of(tensors: Any) -> list[Meta]:
-    """Return the names, types and shapes of tensors.
-
-    Args:
-        tensors: a mapping of names to tensors, such pairs, or values with a name, a dtype and a shape.
-
-    Raises:
-        TypeError: something that is none of these.
-        ValueError: a name comes twice.
-    """
+    """Return the names, types and shapes of tensors."""
     found: dict[str, Meta] = {}
     entries: Iterable[Any] = tensors.items() if isinstance(tensors, Mapping) else tensors
     for entry in entries:
@@ -275,19 +267,7 @@ def find_landings(
     unreliable: Mapping[int, str] | None = None,
     when_refused: Callable[[str], object] | None = None,
 ) -> Landings:
-    """Do what `torch_overlay.landings` does, with two more arguments for integrations that know their server.
-
-    Args:
-        unreliable: storages of the model (see `storages`) that no tensor may be written into directly, each with the
-            reason.
-        when_refused: called with the reason if the loader refuses tensors, instead of raising an error. All tensors
-            come whole then. For a model with layers that were laid out anew after loading: they refuse now what their
-            loader takes during a reload.
-
-    Raises:
-        ValueError: the loader refuses some tensors, and there is no `when_refused`; or two have one name.
-        TypeError: no tensors by name, or the model's parameters are DTensors.
-    """
+    """Do what `torch_overlay.landings` does, with two more arguments for integrations that know their server."""
     metas = metas_of(tensors)
     sharded = [name for name, param in model.named_parameters() if isinstance(param, DTensor)]
     if sharded:
@@ -334,16 +314,7 @@ def find_landings(
 
 
 def all_whole(load: Load, model: torch.nn.Module, tensors: Any, why: str) -> Landings:
-    """Return landings in which every tensor comes whole. The loader isn't asked.
-
-    Args:
-        tensors: as `metas_of` takes them.
-        why: the reason, recorded for each tensor.
-
-    Raises:
-        TypeError: no tensors by name.
-        ValueError: two have one name.
-    """
+    """Return landings in which every tensor comes whole. The loader isn't asked."""
     memory, metas = ModelMemory(model), metas_of(tensors)
     found = Landings(load, model, metas, None, memory)
     found.whole, found._whole_storages = {meta.name: why for meta in metas}, memory.storages
@@ -383,11 +354,8 @@ class _Asking:
         return run
 
     def ask(self, metas: Sequence[Meta], apart: bool) -> _Asked:
-        """Ask for all tensors in one call, twice. If the loader refuses, or does things that can't be assigned to one
-        tensor, ask for one tensor at a time (`apart`: at once). Raises nothing that the loader raises.
+        """Ask for all tensors in one call, twice.
 
-        A tensor that is refused alone is recorded from the call with all others: loaders that count what they got
-        refuse each tensor alone, and some models refuse a tied head without its embedding.
         A tensor with which the loader does otherwise alone than with others comes whole: a loader that makes one weight
         of two shows nothing of it where it gets one.
         """
@@ -435,14 +403,7 @@ class _Asking:
 
     def rehearse(self, metas: Sequence[Meta], records: dict[str, Record]) -> dict[Where, Any] | None:
         """Run the loader as `Landings.load_whole` will, with the tensors that come whole and without the others, and
-        mark more of `records` as whole.
-
-        If it then writes to memory of a direct tensor, that tensor comes whole, too, and so on. If it refuses, all
-        tensors come whole.
-
-        Returns:
-            The attributes that this call leaves; None if all tensors come whole, or it asks for values.
-        """
+        mark more of `records` as whole."""
         while True:
             some = [meta for meta in metas if records[meta.name].why is not None]
             if not some:
@@ -466,10 +427,6 @@ class _Asking:
         A direct tensor must not share a storage with an unknown write or with a conflict (`conflicts`). Its storage
         must not be read by the loader, which would make a cache of the old weight. And it must not go to a module of
         which something comes whole: vLLM reloads whole modules, and would lose what was written directly.
-
-        Args:
-            written: storages that are written in an unknown way.
-            why: for some of these storages, the reason to give.
         """
         read = self.reads & set().union(*[record.storages for record in records.values()])
         written = written | conflicts(records) | read
@@ -493,9 +450,6 @@ class _Asking:
         """Return the attributes that `Landings.load_whole` has to set, since its call of the loader doesn't.
 
         If there are some that only a call with all names can set, all tensors come whole.
-
-        Args:
-            left: what `rehearse` returned.
         """
         if left is None or not self._full_runs:
             return ()
@@ -512,11 +466,7 @@ class _Asking:
 
 
 def _take_together(records: dict[str, Record], refused: Sequence[str], together: LoaderRun) -> None:
-    """Replace in `records` those of tensors that are refused alone by what was seen in the call with all others.
-
-    Writes of that call in which no tensor took part, and which no other tensor causes when it is alone, may be due to
-    the refused tensors. If there are any, the refused tensors come whole.
-    """
+    """Replace in `records` those of tensors that are refused alone by what was seen in the call with all others."""
     others = [record for name, record in records.items() if name not in refused]
     nobody = together.records[NOBODY]
     written = nobody.written.difference(*[record.written for record in others])
@@ -530,11 +480,7 @@ def _take_together(records: dict[str, Record], refused: Sequence[str], together:
 
 
 def _confirmed(records: dict[str, Record], again: LoaderRun) -> dict[str, Record]:
-    """Mark as whole the tensors with which the loader does something else in a second run. Changes the records, and
-    returns them.
-
-    A loader may keep state: one that counts experts puts the same tensor elsewhere the next time.
-    """
+    """Mark as whole the tensors with which the loader does something else in a second run."""
     for name, record in records.items():
         other = again.records.get(name)
         if other is None or record.why is not None:
@@ -556,10 +502,7 @@ def _count_whole(records: Mapping[str, Record]) -> int:
 
 def _untouched(model: torch.nn.Module, memory: ModelMemory, records: Mapping[str, Record]) -> dict[str, int]:
     """Return, for each parameter or persistent buffer that isn't written completely, how many of its elements nothing
-    reaches.
-
-    A tensor that comes whole counts as writing all of each storage that it goes to.
-    """
+    reaches."""
     unknown = set[int]()
     reached: dict[int, list[torch.Tensor]] = {}
     for record in records.values():
@@ -593,12 +536,7 @@ def _distinct(fills: Iterable[Fill]) -> list[Fill]:
 def _place(view: torch.Tensor, places: Mapping[int, list[tuple[str, torch.Tensor]]]) -> dict[str, Any]:
     """Describe where a view lies in the model, as data for JSON: its shape, the name of a parameter or buffer that
     contains its first element, the offset of that element in the parameter, and its strides. Offset and strides count
-    elements.
-
-    Args:
-        view: memory of the model.
-        places: for each storage, the names and tensors of the parameters and buffers in it.
-    """
+    elements."""
     begin = extent(view).begin
     its = places[storage_of(view)]
     name, whole = next((each for each in its if extent(each[1]).begin <= begin < extent(each[1]).end), its[0])

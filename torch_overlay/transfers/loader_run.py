@@ -285,11 +285,7 @@ class _Recorder(TorchDispatchMode):
 
     def kept(self, is_quick: bool = False) -> list[str]:
         """Return the names of tensors that the loader still holds, or of which it holds a view or a copy: it may write
-        them later. Call it when the loader has returned, and nobody else holds the tensors.
-
-        Args:
-            is_quick: leave tensors that only an old cycle of objects holds among those that the loader holds.
-        """
+        them later. Call it when the loader has returned, and nobody else holds the tensors."""
         for generation in (None, 1) if is_quick else (None, 1, 2):
             # A function within the loader that calls itself is such a cycle, with all that it refers to.
             if generation is not None:
@@ -302,8 +298,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Record what an operation does to tensors of the checkpoint and to the model, and return what it returns. A
-        write to the model isn't done."""
+        """Record what an operation does to tensors of the checkpoint and to the model, and return what it returns."""
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         names = {name for tensor in given for name in self._names(tensor)}
@@ -359,11 +354,7 @@ class _Recorder(TorchDispatchMode):
         return (base.name,) if base is not None else self._computed.get(storage_of(tensor), ())
 
     def _unknown(self, func: Any, names: Collection[str]) -> None:
-        """Mark these tensors as whole, since the loader called an operation on them that `_Recorder` doesn't follow.
-
-        Args:
-            func: the operation, for the reason.
-        """
+        """Mark these tensors as whole, since the loader called an operation on them that `_Recorder` doesn't follow."""
         for name in names:
             self.records[name].comes_whole(f"its loader calls {func}")
 
@@ -401,16 +392,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _mark(self, made: Sequence[torch.Tensor], names: Collection[str]) -> None:
-        """Record that tensors were computed from tensors of the checkpoint. A later use of them counts as a use of
-        those.
-
-        Skips tensors that show a box of a tensor of the checkpoint, which `_follow` has recorded, and memory of the
-        model.
-
-        Args:
-            made: the tensors that an operation returned or wrote.
-            names: the names of the checkpoint's tensors that it read.
-        """
+        """Record that tensors were computed from tensors of the checkpoint."""
         for tensor in made:
             key = storage_of(tensor)
             if key not in self._bases and key not in self._storages:
@@ -426,15 +408,7 @@ class _Recorder(TorchDispatchMode):
         written: Sequence[torch.Tensor],
         into_model: set[int],
     ) -> Any:
-        """Record a write that is no plain copy and no fill: into the model, or to a tensor of the checkpoint. Returns
-        what the loader gets for it. A write to the model isn't done.
-
-        Args:
-            func: the operation, with its `args` and `kwargs`.
-            names: of the checkpoint's tensors that it takes.
-            written: the tensors that it changes.
-            into_model: the storages of the model that it changes.
-        """
+        """Record a write that is no plain copy and no fill: into the model, or to a tensor of the checkpoint."""
         if func is _aten._foreach_copy_.default and all(storage_of(source) in self._bases for source in args[1]):
             for target, source in zip(args[0], args[1]):
                 self._copied(target, source)
@@ -450,13 +424,7 @@ class _Recorder(TorchDispatchMode):
     def _copy(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
         """Do a copy or a cast of a tensor of the checkpoint, on meta, and return the result.
 
-        If the tensor shows a box of a tensor of the checkpoint, the copy is followed as that box. If its elements make
-        no box, the checkpoint's tensor is marked as whole. A copy of a computed tensor counts as computed from the same
-        ones.
-
-        Args:
-            tensor: what the loader copies.
-            kwargs: of the operation. All but the type and the memory format are ignored.
+        If its elements make no box, the checkpoint's tensor is marked as whole.
         """
         kwargs = {key: value for key, value in kwargs.items() if key in ("dtype", "memory_format")}
         made: torch.Tensor = _aten._to_copy.default(tensor, device=torch.device("meta"), **kwargs)
@@ -481,13 +449,7 @@ class _Recorder(TorchDispatchMode):
     def _copied(self, target: torch.Tensor, view: torch.Tensor) -> None:
         """Record a `copy_` from a tensor of the checkpoint, or from a view of it.
 
-        The tensor gets a piece, which can be written directly, if the source is a box of the tensor with the target's
-        shape, the target is memory of the model, the values are cast at most once, and all pieces of the tensor go to
-        one dtype and device. Otherwise it is marked as whole, with the reason. A copy of no elements isn't recorded.
-
-        Args:
-            target: what the loader copies to.
-            view: the source. `_follow` knows its storage.
+        Otherwise it is marked as whole, with the reason. A copy of no elements isn't recorded.
         """
         base = self._bases[storage_of(view)]
         record = self.records[base.name]
@@ -567,11 +529,7 @@ class _Base(NamedTuple):
 
     def box(self, view: torch.Tensor) -> tuple[tuple[int, ...], tuple[int | None, ...]] | None:
         """Return the box of the tensor that a view of this memory shows: where it begins, and for each dim of the view
-        the dim of the tensor. None if the view isn't a box.
-
-        In dense memory each element has one address. So the view's offset gives the start, and a dim of the view runs
-        along that dim of the memory which has the same stride.
-        """
+        the dim of the tensor. None if the view isn't a box."""
         order = sorted(range(len(self.shape)), key=lambda dim: self.stride[dim], reverse=True)
         begins, left = [0] * len(self.shape), view.storage_offset()
         for dim in order:
@@ -604,8 +562,7 @@ def _is_turned(view: torch.Tensor) -> bool:
 
 
 def _on_meta(leaf: Any) -> Any:
-    """Return a meta tensor in place of one with memory, since operators refuse to mix the two. Scalars may be mixed,
-    and are returned as they are, as is anything that is no tensor."""
+    """Return a meta tensor in place of one with memory, since operators refuse to mix the two."""
     if not isinstance(leaf, torch.Tensor) or leaf.is_meta or not leaf.ndim:
         return leaf
     return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
@@ -684,12 +641,7 @@ class ModelMemory:
 
     def change(self, model: torch.nn.Module, storages: Collection[int]) -> str | None:
         """Say what has changed in the model since this was made, in words: a name, a shape or a type, or the address of
-        one of these storages. None if nothing has.
-
-        Args:
-            model: the model as it is now.
-            storages: those of this object whose addresses count.
-        """
+        one of these storages. None if nothing has."""
         now = _names_and_shapes(model)
         if now != self._said:
             differ = [name for name in {**self._said, **now} if self._said.get(name) != now.get(name)]
@@ -714,8 +666,7 @@ class _Slot(NamedTuple):
     requires_grad: bool
 
     def restore(self) -> bool:
-        """Give the tensor the memory and shape that it had, and what `torch.utils.swap_tensors` takes. True if it had
-        others."""
+        """Give the tensor the memory and shape that it had, and what `torch.utils.swap_tensors` takes."""
         tensor, data = self.tensor, self.data
         has_swapped = type(tensor) is not self.kind or tensor.__dict__ is not self.attributes
         if not has_swapped and extent(tensor) == extent(data) and tensor.shape == data.shape:
@@ -758,11 +709,7 @@ def _names_and_shapes(model: torch.nn.Module) -> dict[str, tuple[Any, ...]]:
 
 
 def storages(module: torch.nn.Module, recurse: bool = True) -> set[int]:
-    """Return the storages of a module's parameters and buffers, as `find_landings` takes them in `unreliable`.
-
-    Args:
-        recurse: also those of the modules in it.
-    """
+    """Return the storages of a module's parameters and buffers, as `find_landings` takes them in `unreliable`."""
     return {storage_of(tensor) for tensor in (*module.parameters(recurse), *module.buffers(recurse))}
 
 
