@@ -50,13 +50,15 @@ def pieces(indices, parts):
 def rows(placements, shape, sizes, coordinate, order=None):
     """The indices along each dim that a coordinate holds, cut axis by axis.
 
-    Placements are pairs such as ("S", 0), ("SS", 0, 2) for a strided shard, ("P", "sum"), ("R",). `order` lists axes in
-    the order in which they cut; ascending if not given.
+    Placements are pairs such as ("S", 0), ("SS", 0, 2) for a strided shard, ("P", "sum"), ("R",). ("FS", 0, 2) is the
+    strided shard of FSDP2, which cuts what the other axes have cut. `order` lists axes in the order in which they cut;
+    ascending if not given.
     """
     found = [list(range(n)) for n in shape]
-    for axis in order if order is not None else range(len(sizes)):
+    ascending = sorted(range(len(sizes)), key=lambda axis: placements[axis][0] == "FS")
+    for axis in order if order is not None else ascending:
         kind, *rest = placements[axis]
-        if kind == "S":
+        if kind in ("S", "FS"):
             found[rest[0]] = pieces(found[rest[0]], sizes[axis])[coordinate[axis]]
         elif kind == "SS":
             dim, factor = rest

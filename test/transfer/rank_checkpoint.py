@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import torch_overlay
 from mesh_ranks import WORLD, make_root
 from on_device import from_host
+from rank_loads import chunks
 from rank_transfers import allocated
 from rank_weights import same
 from torch_overlay.transfers import checkpoint
@@ -159,7 +160,14 @@ class CheckpointCases:
 
     def loaded(self, whole, mesh, placements, dtype=None):
         """A DTensor of junk that is to become `whole`, and what this rank holds of it then."""
-        want = distribute_tensor(whole.to(dtype or whole.dtype), mesh, placements, src_data_rank=None)
+        cast = whole.to(dtype or whole.dtype)
+        if type(placements[0]) is _StridedShard and mesh.get_coordinate() is not None:  # as FSDP2 x TP, also unevenly
+            local = chunks(cast, mesh, "tp", "dp")
+            want = DTensor.from_local(
+                local, mesh, placements, run_check=False, shape=cast.shape, stride=cast.contiguous().stride()
+            )
+        else:
+            want = distribute_tensor(cast, mesh, placements, src_data_rank=None)
         junk = torch.ones_like(want._local_tensor)
         return DTensor.from_local(junk, mesh, placements, run_check=False, shape=want.shape, stride=want.stride()), want
 
@@ -185,8 +193,6 @@ class CheckpointCases:
                 mesh, placements = rng.choice(cuts)
                 dtype = torch.float32 if whole.dtype in (torch.bfloat16, torch.float64) and rng.random() < 0.7 else None
                 fits = all(p.is_replicate() or p.dim < whole.ndim for p in placements)
-                if type(placements[0]) is _StridedShard and whole.ndim:
-                    fits = whole.shape[0] % WORLD == 0
                 if not fits or rng.random() < 0.15:
                     target[name] = torch.full_like(whole, 1, dtype=dtype)  # plain: each rank has all of it
                     wanted[name] = whole.to(dtype or whole.dtype)

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
+import torch_overlay
 from mesh_ranks import WORLD, make_root
 
 ROWS = (16, 10, 5, 2, 17, 9)  # of the last two, torch reads other shards from the placements than FSDP2 makes
@@ -47,6 +48,29 @@ class LoadCases:
                 self.assertIsInstance(parameter, DTensor)
                 want = chunks(state[name], mesh, "tp", "dp")
                 self.assertTrue(torch.equal(parameter.to_local(), want), f"{name} {device} {rank0}")
+
+    def test_uneven_shards_of_fsdp2_x_tp_move_both_ways(self):
+        """Against the whole tensors, and torch's full_tensor()."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        torch.manual_seed(1)
+        model = dict(sharded(mesh, "cpu").named_parameters())
+        state = {name: torch.randn(parameter.shape) for name, parameter in model.items()}
+        with torch_overlay.Transfer(state, model) as sync:
+            sync.run()
+        got = {name: torch.zeros(parameter.shape) for name, parameter in model.items()}
+        with torch_overlay.Transfer(model, got) as sync:
+            sync.run()
+        for name, parameter in model.items():
+            self.assertTrue(torch.equal(parameter.to_local(), chunks(state[name], mesh, "tp", "dp")), name)
+            self.assertTrue(torch.equal(parameter.full_tensor(), state[name]), name)
+            self.assertTrue(torch.equal(got[name], state[name]), name)
+
+    def test_what_torch_cuts_otherwise_than_fsdp2_is_refused(self):
+        """9 rows on (4, 2): of the last ranks torch gives the first one a row, and FSDP2 the second."""
+        mesh, rows = make_root(range(WORLD), (4, 2), ("dp", "tp")), torch.arange(9.0)
+        cut = distribute_tensor(rows, mesh, (_StridedShard(0, split_factor=2), Shard(0)), src_data_rank=None)
+        with self.assertRaisesRegex(ValueError, "has shape .1,. on rank 6, where .* say .0,.: say with piece"):
+            torch_overlay.Transfer([cut], [torch.zeros(9)])
 
     def test_whole_tensors_are_distributed_as_uneven_strided_shards(self):
         """The values of the first rank, as everywhere else; where torch says so, nothing is sent."""

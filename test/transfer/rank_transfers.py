@@ -112,7 +112,7 @@ def placed(end, mesh, whole, rank, fill=None):
         "R": Replicate,
         "P": Partial,
         "S": Shard,
-        "SS": lambda dim, factor: _StridedShard(dim, split_factor=factor),
+        "FS": lambda dim, factor: _StridedShard(dim, split_factor=factor),
     }
     placements = [kinds[kind](*rest) for kind, *rest in end.placements]
     return DTensor.from_local(
@@ -179,7 +179,7 @@ class TransferCases:
     def check_random_reductions(self, seeds):
         """Some axes of the source have a sum, an average or a maximum pending, of eleven types, in a tree."""
         for seed in seeds:
-            drawn = [with_pending(tensor, seed + n) for n, tensor in enumerate(draw(90_000 + seed))]
+            drawn = [with_pending(tensor, seed + n) for n, tensor in enumerate(draw(90_000 + seed, uneven=False))]
             tensors = [tensor for tensor, _ in drawn]
             ends = tensors[0].source, tensors[0].target
             meshes = [DeviceMesh(DEVICE, torch.tensor(end.ranks).reshape(end.sizes)) for end in ends]

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from torch_overlay.distributed.tensor._planner.regions import Box, Regions
+from torch_overlay.distributed.tensor._planner.regions import Box, Cuts, Regions
 from torch_overlay.transfers._planner.routes import Move
 from torch_overlay.transfers._planner.schedule import Schedule
 from torch_overlay.transfers._planner.sides import Ranks, Side
@@ -56,10 +56,10 @@ class End:
         return coordinates(self.sizes)[self.ranks.index(rank)]
 
     def side(self, shape):
-        dims = [p[1] if p[0] in ("S", "SS") else None for p in self.placements]
-        factors = [p[2] if p[0] == "SS" else 1 for p in self.placements]
-        regions = Regions.of(dims, [None] * len(dims), shape, self.sizes, factors=factors)
-        return Side(regions, Ranks.of(self.ranks, self.sizes))
+        dims = [p[1] if p[0] in ("S", "SS", "FS") else None for p in self.placements]
+        factors = [p[2] if p[0] in ("SS", "FS") else 1 for p in self.placements]
+        cuts = Cuts.of(dims, [None] * len(dims), len(shape), self.sizes, factors=factors)
+        return Side(Regions(shape, self.sizes, cuts.orders, cuts.partial), Ranks.of(self.ranks, self.sizes))
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,11 @@ class Tensor:
         return Move(self.source.side(self.shape), self.target.side(self.shape), self.itemsize)
 
 
-def draw(seed, world=8, most=4, lengths=(0, 1, 2, 3, 5, 6, 8, 12), dims=3):
-    """Some tensors from one mesh to another, of up to so many ranks: disjoint, overlapping or equal, in any order."""
+def draw(seed, world=8, most=4, lengths=(0, 1, 2, 3, 5, 6, 8, 12), dims=3, uneven=True):
+    """Some tensors from one mesh to another, of up to so many ranks: disjoint, overlapping or equal, in any order.
+
+    With `uneven`, strided shards need not divide evenly.
+    """
     rng = random.Random(seed)
     meshes = [_mesh(rng, world), _mesh(rng, world)]
     if rng.random() < 0.2:
@@ -84,7 +87,7 @@ def draw(seed, world=8, most=4, lengths=(0, 1, 2, 3, 5, 6, 8, 12), dims=3):
     found = []
     for _ in range(rng.randint(1, most)):
         shape = tuple(rng.choice(lengths) for _ in range(rng.randint(0, dims)))
-        ends = [End(ranks, sizes, _placements(rng, shape, sizes)) for ranks, sizes in meshes]
+        ends = [End(ranks, sizes, _placements(rng, shape, sizes, uneven)) for ranks, sizes in meshes]
         found.append(Tensor(shape, rng.choice(ITEMSIZES), *ends))
     found += [rng.choice(found) for _ in range(rng.choice((0, 0, 1, 3)))]  # some move alike
     rng.shuffle(found)
@@ -97,14 +100,14 @@ def _mesh(rng, world):
     return tuple(sorted(ranks) if rng.random() < 0.5 else ranks), sizes
 
 
-def _placements(rng, shape, sizes):
+def _placements(rng, shape, sizes, uneven):
     found = [rng.choice([("R",), *[("S", dim) for dim in range(len(shape))]]) for _ in sizes]
     if len(sizes) > 1 and rng.random() < 0.3:  # the first axis cuts within the last one's shards, as FSDP does with TP
         last = found[-1]
         if last[0] == "S" and not any(p == last for p in found[1:-1]):
             parts = sizes[0] * sizes[-1]
-            if shape[last[1]] % parts == 0:
-                found[0] = ("SS", last[1], sizes[-1])
+            if shape[last[1]] % parts == 0 or uneven:
+                found[0] = ("FS", last[1], sizes[-1])
     return tuple(found)
 
 

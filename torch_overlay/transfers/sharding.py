@@ -195,16 +195,27 @@ def regions_of(name: str, tensor: DTensor, meshes: Meshes) -> Regions:
         raise NotPlanned(f"{name!r} has a pending {others[0]}. Redistribute it on its mesh first")
     sizes = meshes.view(tensor.device_mesh).sizes
     try:
-        return regions_on(spec.placements, getattr(spec, "shard_order", None), tuple(tensor.shape), sizes)
+        shape, order = tuple(tensor.shape), getattr(spec, "shard_order", None)
+        return regions_on(spec.placements, order, shape, sizes, is_compared=True)
     except NotPlanned as error:
         raise NotPlanned(f"{name!r} with placements {spec.placements}: {error}") from error
 
 
 def regions_on(
-    placements: tuple[Placement, ...], order: Any, shape: tuple[int, ...], sizes: tuple[int, ...]
+    placements: tuple[Placement, ...],
+    order: Any,
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    is_compared: bool = False,
 ) -> Regions:
-    """Return which coordinate holds which box of a tensor."""
-    return _regions_on(placements, tuple(map(type, placements)), order, shape, sizes)
+    """Return which coordinate holds which box of a tensor.
+
+    FSDP2 x TP of 9 rows on (4, 2) cuts a chunk of a chunk, where torch reads something else from the placements
+    (strided.py). So shards in an order of their own that don't divide evenly are refused, unless the caller compares
+    what is returned with the local tensor that is there (`is_compared`): if all local shapes are those of chunks of
+    chunks, all boxes are.
+    """
+    return _regions_on(placements, tuple(map(type, placements)), order, shape, sizes, is_compared)
 
 
 # The classes of the placements are a part of the key: a subclass of Partial compares equal to it.
@@ -215,6 +226,8 @@ def _regions_on(
     order: Any,
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
+    is_compared: bool,
 ) -> Regions:
     """Do what `regions_on` does. Cached by value, since a model has many tensors and few shardings."""
-    return read_cuts(placements, order, len(shape), sizes).on(shape, sizes)
+    cuts = read_cuts(placements, order, len(shape), sizes)
+    return Regions(shape, sizes, cuts.orders, cuts.partial) if is_compared else cuts.on(shape, sizes)
