@@ -267,7 +267,7 @@ def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tupl
     from vllm.distributed.eplb import eplb_state as eplb
 
     from torch_overlay.integrations.vllm.worker import WorkerEngine
-    from torch_overlay.transfers.loader_run import Meta
+    from torch_overlay.loading.loader_run import Meta
 
     for module in model.modules():
         if type(getattr(module, "quant_method", None)).__name__ == "UnquantizedFusedMoEMethod":

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from . import parallel_dims as parallel_dims
     from .choices import Choices
+    from .loading.landings import Landings
     from .parallel_dims import ParallelMeshes
     from .report import Status
     from .show.drawing import Drawing
     from .show.explanation import Explanation
     from .show.flow import FlowExplanation
     from .transfer import Transfer as Transfer
-    from .transfers.landings import Landings
     from .transfers.meeting import Place
     from .transfers.pieces import Piece
     from .transfers.tensor_files import Checkpoint
@@ -428,7 +428,7 @@ def landings(
     >>> found.whole, found.untouched
     ({}, {})
     """
-    from .transfers.landings import find_landings
+    from .loading.landings import find_landings
 
     return find_landings(load, model, tensors, depends_on)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import forks
 import torch_overlay
-from torch_overlay.transfers.loader_run import Meta
+from torch_overlay.loading.loader_run import Meta
 from vllm_stand_in import SMALL, SPARSE, Model
 from way import needs_package
 

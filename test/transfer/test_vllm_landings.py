@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from test_landings import TYPE, check, metas_of
-from torch_overlay.transfers.landings import find_landings
+from torch_overlay.loading.landings import find_landings
 from vllm_stand_in import HAS_VLLM, Model, Sizes
 from way import needs_package
 

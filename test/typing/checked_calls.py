@@ -9,11 +9,11 @@ from torch.nn import Module
 
 import torch_overlay
 from torch_overlay.choices import Choices
+from torch_overlay.loading.landings import Landings
 from torch_overlay.parallel_dims import ParallelDims
 from torch_overlay.report import Status
 from torch_overlay.show.drawing import Drawing
 from torch_overlay.show.explanation import Explanation
-from torch_overlay.transfers.landings import Landings
 from torch_overlay.typing import Options, OverlayMesh, overlaid
 
 

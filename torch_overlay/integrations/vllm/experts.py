@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_overlay.transfers.loader_run import storage_of
+from torch_overlay.loading.loader_run import storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from torch_overlay.transfers.landings import Landings
+    from torch_overlay.loading.landings import Landings
 
 _STATE = "vllm.distributed.eplb.eplb_state"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_overlay.transfers.loader_run import Meta
+from torch_overlay.loading.loader_run import Meta
 from torch_overlay.transfers.trees import names_for
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 import torch_overlay
-from torch_overlay.transfers.landings import Landings, all_whole, find_landings
-from torch_overlay.transfers.loader_run import Meta, storage_of, storages
+from torch_overlay.loading.landings import Landings, all_whole, find_landings
+from torch_overlay.loading.loader_run import Meta, storage_of, storages
 from torch_overlay.transfers.meeting import refuse_transfer
 
 from . import MOVED, name_worker, require_worker

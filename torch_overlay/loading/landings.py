@@ -22,6 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..transfers.pieces import Piece
 from .attributes import PlainAttributes, Setting, compare_calls
 from .loader_run import (
     NOBODY,
@@ -37,7 +38,6 @@ from .loader_run import (
     named_tensors,
     storage_of,
 )
-from .pieces import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
