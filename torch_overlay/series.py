@@ -111,18 +111,18 @@ replace all          #175571 spec:DTensorSpec._check_equals               ours
 replace >=2.12       #194457 spec:DTensorSpec._stable_hash                ours
 
 [cross_mesh]
-hook    all          -       tensor       transfers.cross_mesh:reach_other_meshes/stay_on_one_mesh
+hook    all          -       tensor       torch_patches.cross_mesh:reach_other_meshes/stay_on_one_mesh
 
 [full_state_dict]
-hook    all          -       states:_gather_state_dict      transfers.full_state:gather_together/gather_one_by_one
-hook    all          -       states:_distribute_state_dict  transfers.full_state:scatter_by_chunks/scatter_by_axes
-hook    all          -       states:_distribute_tensors     transfers.full_state:cut_by_chunks/cut_by_axes
-hook    all          -       api:distribute_tensor          transfers.strided:distribute_by_chunks/distribute_by_axes
+hook    all          -       states:_gather_state_dict      torch_patches.full_state:gather_together/gather_one_by_one
+hook    all          -       states:_distribute_state_dict  torch_patches.full_state:scatter_by_chunks/scatter_by_axes
+hook    all          -       states:_distribute_tensors     torch_patches.full_state:cut_by_chunks/cut_by_axes
+hook    all          -       api:distribute_tensor         torch_patches.strided:distribute_by_chunks/distribute_by_axes
 
 [clip_grad_norm]
-hook    all          -       clip_grad:_get_total_norm      transfers.norms:norm_by_mesh/norm_on_one_mesh
-hook    all          -       clip_grad:_clip_grads_with_norm_ transfers.norms:clip_by_mesh/clip_on_one_mesh
-hook    all          -       tensor       transfers.empty_shards:make_whole/leave_cut
+hook    all          -       clip_grad:_get_total_norm      torch_patches.norms:norm_by_mesh/norm_on_one_mesh
+hook    all          -       clip_grad:_clip_grads_with_norm_ torch_patches.norms:clip_by_mesh/clip_on_one_mesh
+hook    all          -       tensor       torch_patches.empty_shards:make_whole/leave_cut
 
 [tracing]
 hook    all          -       api          hooks:trace_views/trace_views_no_more

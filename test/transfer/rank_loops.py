@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from mesh_ranks import WORLD, make_root
 from on_device import DEVICE
-from torch_overlay.transfers import full_state
+from torch_overlay.torch_patches import full_state
 
 
 class Block(nn.Module):

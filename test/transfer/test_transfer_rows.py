@@ -5,7 +5,7 @@ from torch.nn.utils import clip_grad
 
 import torch_overlay
 from torch_overlay import errors, versions
-from torch_overlay.transfers import norms
+from torch_overlay.torch_patches import norms
 from way import needs_package
 
 pytestmark = needs_package

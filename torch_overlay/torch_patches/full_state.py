@@ -20,9 +20,9 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._torch import original
 from ..patching.trampoline import swap_code
-from ._planner.schedule import aligned
-from .mesh_moves import Change, batches, change_together, read_change
-from .sharding import Meshes, misfit
+from ..transfers._planner.schedule import aligned
+from ..transfers.mesh_moves import Change, batches, change_together, read_change
+from ..transfers.sharding import Meshes, misfit
 from .strided import scattered, uneven_strides
 
 if TYPE_CHECKING:

@@ -60,7 +60,7 @@ def _to_other_mesh(
             f"A redistribution to another mesh brings gradients back as {wanted} or as {tensor.dtype}, not as "
             f"{backward_dtype}. Leave backward_dtype out, and cast the gradient."
         )
-    from .redistribution import redistribute
+    from ..transfers.redistribution import redistribute
 
     source = tensor if tensor.dtype == wanted else tensor.to(wanted)
     return redistribute(source, mesh, placements, budget=BUDGET)  # type: ignore[no-any-return]

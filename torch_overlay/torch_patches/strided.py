@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-    from .trees import Placements
+    from ..transfers.trees import Placements
 
 as_torch_does = original(_api, "distribute_tensor")
 
