@@ -4,11 +4,11 @@ import os
 from typing import Any
 
 
-def meshes_need_nothing() -> None:
+def install_mesh_reset() -> None:
     """Do nothing, for enable(): meshes that exist already get their state when they are first used."""
 
 
-def hand_back_meshes(_: None) -> None:
+def uninstall_mesh_reset(_: None) -> None:
     """Give meshes that were made or used under the overlay the attributes that torch's own code reads, and remove our
     state."""
     from torch_overlay.distributed._mesh.state import hand_back
@@ -16,7 +16,7 @@ def hand_back_meshes(_: None) -> None:
     hand_back()
 
 
-def trace_as_torch() -> tuple[list[str], dict[str, Any]]:
+def install_trace_rules() -> tuple[list[str], dict[str, Any]]:
     """Let dynamo treat our files as those of ``torch/distributed``: it skips them, and inlines their functions.
 
     Dynamo decides by lists of files, which it builds anew after each init_process_group. So this replaces the functions
@@ -38,7 +38,7 @@ _INLINED = ("permute", "submesh_at", "flatten", "unflatten", "concatenate", "_be
 _CALLED = ("_trace_view", "_traced_views")
 
 
-def trace_views() -> tuple[dict[str, Any], Any, Any]:
+def install_traced_views() -> tuple[dict[str, Any], Any, Any]:
     """Let dynamo trace our methods that return views, and let its guard compare the groups of meshes.
 
     Dynamo refuses members of a mesh that it doesn't know. Without the guard, code that was compiled for one mesh would
@@ -73,8 +73,8 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
     return dict.fromkeys(added, members), info, torchs
 
 
-def trace_views_no_more(before: tuple[dict[str, Any], Any, Any]) -> None:
-    """Undo `trace_views`, with what that returned: take our methods out of dynamo's tables, and put its guard back."""
+def uninstall_traced_views(before: tuple[dict[str, Any], Any, Any]) -> None:
+    """Undo `install_traced_views`: take our methods out of dynamo's tables, and put its guard back."""
     added, info, torchs = before
     for name, members in added.items():
         del members[name]
@@ -87,7 +87,7 @@ def _with_files(files: list[str], torchs: Any) -> Any:
 
     def files_and_torchs() -> set[str]:
         known = torchs()
-        known.update(files)  # into torch's own cached set, from which `trace_as_user_code` takes them again
+        known.update(files)  # into torch's own cached set, from which `uninstall_trace_rules` takes them again
         return known
 
     # Dynamo empties these caches when a process group is made.
@@ -95,9 +95,8 @@ def _with_files(files: list[str], torchs: Any) -> Any:
     return files_and_torchs
 
 
-def trace_as_user_code(traced: tuple[list[str], dict[str, Any]]) -> None:
-    """Undo `trace_as_torch`, with what that returned: take our files out of dynamo's lists, and put torch's functions
-    that build the lists back. Dynamo then traces our files as it does a user's."""
+def uninstall_trace_rules(traced: tuple[list[str], dict[str, Any]]) -> None:
+    """Undo `install_trace_rules`. Dynamo then traces our files as it does a user's."""
     from torch._dynamo import trace_rules
 
     files, lists = traced

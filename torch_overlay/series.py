@@ -36,9 +36,9 @@ TABLE = """
 [mesh]
 # What files of newer releases name, and the names and the order of groups.
 add     <2.13        -       layout:_FlatLayout                           compat._mesh_layout:*
-hook    <2.13        -       layout       compat._mesh_layout:believe_files/disbelieve_files
+hook    <2.13        -       layout       compat._mesh_layout:install_safe_globals/uninstall_safe_globals
 replace all          #190431 c10d:_process_group_name                     compat.distributed_c10d:*
-hook    <2.12        -       c10d         compat.distributed_c10d:take_sort_ranks/forget_sort_ranks
+hook    <2.12        -       c10d         compat.distributed_c10d:install_sort_ranks/uninstall_sort_ranks
 
 # Methods of a mesh.
 replace all          #175571 mesh:DeviceMesh.__init__                     ours
@@ -94,7 +94,7 @@ replace all          #175571 mesh:_normalize_backend_override             ours
 replace all          #175571 mesh:init_device_mesh                        ours
 
 # Meshes that exist when enable() or disable() is called.
-hook    all          -       mesh         hooks:meshes_need_nothing/hand_back_meshes
+hook    all          -       mesh         hooks:install_mesh_reset/uninstall_mesh_reset
 
 [redistribute]
 # Caches that hold answers of torch, or ours after disable().
@@ -111,22 +111,22 @@ replace all          #175571 spec:DTensorSpec._check_equals               ours
 replace >=2.12       #194457 spec:DTensorSpec._stable_hash                ours
 
 [cross_mesh]
-hook    all          -       tensor       torch_patches.cross_mesh:reach_other_meshes/stay_on_one_mesh
+hook    all          -       tensor       torch_patches.cross_mesh:install_cross_mesh/uninstall_cross_mesh
 
 [full_state_dict]
-hook    all          -       states:_gather_state_dict      torch_patches.full_state:gather_together/gather_one_by_one
-hook    all          -       states:_distribute_state_dict  torch_patches.full_state:scatter_by_chunks/scatter_by_axes
-hook    all          -       states:_distribute_tensors     torch_patches.full_state:cut_by_chunks/cut_by_axes
-hook    all          -       api:distribute_tensor         torch_patches.strided:distribute_by_chunks/distribute_by_axes
+hook    all          -       states:_gather_state_dict      torch_patches.full_state:install_gather/uninstall_gather
+hook    all          -       states:_distribute_state_dict  torch_patches.full_state:install_scatter/uninstall_scatter
+hook    all          -       states:_distribute_tensors     torch_patches.full_state:install_cut/uninstall_cut
+hook    all          -       api:distribute_tensor         torch_patches.strided:install_distribute/uninstall_distribute
 
 [clip_grad_norm]
-hook    all          -       clip_grad:_get_total_norm      torch_patches.norms:norm_by_mesh/norm_on_one_mesh
-hook    all          -       clip_grad:_clip_grads_with_norm_ torch_patches.norms:clip_by_mesh/clip_on_one_mesh
-hook    all          -       tensor       torch_patches.empty_shards:make_whole/leave_cut
+hook    all          -       clip_grad:_get_total_norm      torch_patches.norms:install_norm/uninstall_norm
+hook    all          -       clip_grad:_clip_grads_with_norm_ torch_patches.norms:install_clip/uninstall_clip
+hook    all          -       tensor       torch_patches.empty_shards:install_whole_norms/uninstall_whole_norms
 
 [tracing]
-hook    all          -       api          hooks:trace_views/trace_views_no_more
-hook    all          -       rules        hooks:trace_as_torch/trace_as_user_code
+hook    all          -       api          hooks:install_traced_views/uninstall_traced_views
+hook    all          -       rules        hooks:install_trace_rules/uninstall_trace_rules
 """
 
 

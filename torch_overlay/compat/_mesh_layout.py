@@ -18,16 +18,16 @@ class _FlatLayout:
 _FlatLayout.__module__ = "torch.distributed._mesh_layout"  # the name in files, which the weights_only reader checks
 
 
-def believe_files() -> set[Any]:
+def install_safe_globals() -> set[Any]:
     """Allow ``torch.load(weights_only=True)`` to make a flat layout. Returns the set of classes that were allowed
-    before, for `disbelieve_files`."""
+    before, for `uninstall_safe_globals`."""
     allowed = reader._marked_safe_globals_set
     reader._add_safe_globals([_FlatLayout])
     return allowed
 
 
-def disbelieve_files(allowed: set[Any]) -> None:
-    """Undo `believe_files`. Torch gets back its own set object, unless somebody allowed more classes meanwhile."""
+def uninstall_safe_globals(allowed: set[Any]) -> None:
+    """Undo `install_safe_globals`: torch gets back its own set, unless somebody allowed more classes meanwhile."""
     reader._remove_safe_globals([_FlatLayout])
     if reader._marked_safe_globals_set == allowed:
         reader._marked_safe_globals_set = allowed

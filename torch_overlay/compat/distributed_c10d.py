@@ -46,9 +46,9 @@ def _in_order(ranks: Iterable[int]) -> list[_OrderedRank]:
     return ordered
 
 
-def take_sort_ranks() -> tuple[Any, Any]:
+def install_sort_ranks() -> tuple[Any, Any]:
     """Before 2.12, let `new_group` take ``sort_ranks=False``, with which a group keeps the order of its ranks. Returns
-    our function and torch's, for `forget_sort_ranks`.
+    our function and torch's, for `uninstall_sort_ranks`.
 
     `new_group` is decorated, so its code can't be swapped. Modules that imported it before keep torch's.
     """
@@ -67,8 +67,8 @@ def take_sort_ranks() -> tuple[Any, Any]:
     return new_group, torchs
 
 
-def forget_sort_ranks(functions: tuple[Any, Any]) -> None:
-    """Undo `take_sort_ranks`, unless somebody replaced our function meanwhile."""
+def uninstall_sort_ranks(functions: tuple[Any, Any]) -> None:
+    """Undo `install_sort_ranks`, unless somebody replaced our function meanwhile."""
     ours, torchs = functions
     if distributed_c10d.new_group is ours:
         distributed_c10d.new_group = torchs

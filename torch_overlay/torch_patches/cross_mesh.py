@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 BUDGET = 256 << 20  # bytes that buffers may take; the method has no argument for it
 
 
-def reach_other_meshes() -> Any:
+def install_cross_mesh() -> Any:
     """Replace `DTensor.redistribute` by a method that also goes to another mesh. Returns the one that was there, for
-    `stay_on_one_mesh`."""
+    `uninstall_cross_mesh`."""
     one_mesh = vars(DTensor)["redistribute"]
 
     @functools.wraps(one_mesh)
@@ -40,8 +40,8 @@ def reach_other_meshes() -> Any:
     return one_mesh
 
 
-def stay_on_one_mesh(one_mesh: Any) -> None:
-    """Set the method back on DTensor that `reach_other_meshes` returned."""
+def uninstall_cross_mesh(one_mesh: Any) -> None:
+    """Set the method back on DTensor that `install_cross_mesh` returned."""
     DTensor.redistribute = one_mesh  # type: ignore[method-assign]
 
 

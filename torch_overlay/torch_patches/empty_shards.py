@@ -44,7 +44,7 @@ class Replaced(NamedTuple):
     rule: Any
 
 
-def make_whole() -> list[Replaced]:
+def install_whole_norms() -> list[Replaced]:
     """Replace torch's rules for norms, of which 2.14 has another kind, and empty DTensor's caches of what the rules
     said."""
     from torch.distributed.tensor._api import DTensor
@@ -62,8 +62,8 @@ def make_whole() -> list[Replaced]:
     return replaced
 
 
-def leave_cut(replaced: list[Replaced]) -> None:
-    """Put torch's rules back, as `make_whole` returned them, and empty DTensor's caches of what ours said."""
+def uninstall_whole_norms(replaced: list[Replaced]) -> None:
+    """Put torch's rules back, as `install_whole_norms` returned them, and empty DTensor's caches of what ours said."""
     for table, norm, rule in replaced:
         table[norm] = rule
     forget_shardings()

@@ -39,36 +39,36 @@ scatter_rest = original(_state_dict_utils, "_distribute_state_dict")
 cut_rest = original(_state_dict_utils, "_distribute_tensors")
 
 
-def gather_together() -> Any:
+def install_gather() -> Any:
     """Replace the code of torch's `_gather_state_dict` by `gather_state_dict`, so that modules which have imported the
-    function get it, too. Returns the code that was there, for `gather_one_by_one`."""
+    function get it, too. Returns the code that was there, for `uninstall_gather`."""
     return swap_code(_state_dict_utils._gather_state_dict, gather_state_dict)
 
 
-def gather_one_by_one(code: Any) -> None:
-    """Put the code back that `gather_together` returned."""
+def uninstall_gather(code: Any) -> None:
+    """Put the code back that `install_gather` returned."""
     _state_dict_utils._gather_state_dict.__code__ = code
 
 
-def scatter_by_chunks() -> Any:
+def install_scatter() -> Any:
     """Replace the code of torch's `_distribute_state_dict` by `scatter_state_dict`. Returns the code that was there,
-    for `scatter_by_axes`."""
+    for `uninstall_scatter`."""
     return swap_code(_state_dict_utils._distribute_state_dict, scatter_state_dict)
 
 
-def scatter_by_axes(code: Any) -> None:
-    """Put the code back that `scatter_by_chunks` returned."""
+def uninstall_scatter(code: Any) -> None:
+    """Put the code back that `install_scatter` returned."""
     _state_dict_utils._distribute_state_dict.__code__ = code
 
 
-def cut_by_chunks() -> Any:
+def install_cut() -> Any:
     """Replace the code of torch's `_distribute_tensors` by `cut_tensors`. Returns the code that was there, for
-    `cut_by_axes`."""
+    `uninstall_cut`."""
     return swap_code(_state_dict_utils._distribute_tensors, cut_tensors)
 
 
-def cut_by_axes(code: Any) -> None:
-    """Put the code back that `cut_by_chunks` returned."""
+def uninstall_cut(code: Any) -> None:
+    """Put the code back that `install_cut` returned."""
     _state_dict_utils._distribute_tensors.__code__ = code
 
 

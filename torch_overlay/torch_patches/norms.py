@@ -37,22 +37,22 @@ one_norm: Callable[..., torch.Tensor] = _cell(clip_grad._get_total_norm).cell_co
 scale_one: Callable[..., None] = _cell(clip_grad._clip_grads_with_norm_).cell_contents
 
 
-def norm_by_mesh() -> None:
+def install_norm() -> None:
     """Replace torch's `_get_total_norm` by `total_norm`."""
     _cell(clip_grad._get_total_norm).cell_contents = total_norm
 
 
-def norm_on_one_mesh(_: None) -> None:
+def uninstall_norm(_: None) -> None:
     """Put torch's `_get_total_norm` back."""
     _cell(clip_grad._get_total_norm).cell_contents = one_norm
 
 
-def clip_by_mesh() -> None:
+def install_clip() -> None:
     """Replace torch's `_clip_grads_with_norm_` by `clip_with_norm`."""
     _cell(clip_grad._clip_grads_with_norm_).cell_contents = clip_with_norm
 
 
-def clip_on_one_mesh(_: None) -> None:
+def uninstall_clip(_: None) -> None:
     """Put torch's `_clip_grads_with_norm_` back."""
     _cell(clip_grad._clip_grads_with_norm_).cell_contents = scale_one
 

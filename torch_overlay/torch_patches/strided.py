@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 as_torch_does = original(_api, "distribute_tensor")
 
 
-def distribute_by_chunks() -> Any:
+def install_distribute() -> Any:
     """Replace the code of torch's `distribute_tensor` by this module's, so that modules which have imported the
-    function get it, too. Returns the code that was there, for `distribute_by_axes`."""
+    function get it, too. Returns the code that was there, for `uninstall_distribute`."""
     return swap_code(_api.distribute_tensor, distribute_tensor)
 
 
-def distribute_by_axes(code: Any) -> None:
-    """Put the code back that `distribute_by_chunks` returned."""
+def uninstall_distribute(code: Any) -> None:
+    """Put the code back that `install_distribute` returned."""
     _api.distribute_tensor.__code__ = code
 
 
