@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from .choices import Choices
     from .loading.landings import Landings
     from .parallel_dims import ParallelMeshes
+    from .rendezvous.meeting import Place
     from .report import Status
     from .show.drawing import Drawing
     from .show.explanation import Explanation
     from .show.flow import FlowExplanation
     from .transfer import Transfer as Transfer
-    from .transfers.meeting import Place
     from .transfers.pieces import Piece
     from .transfers.tensor_files import Checkpoint
     from .typing import Options
@@ -322,7 +322,7 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
     tensor([1., 1.])
     """
     from .overlay import require_recognised
-    from .transfers.meeting import Place
+    from .rendezvous.meeting import Place
 
     require_recognised()
     return Place(address, rank, world_size, key, timeout)

@@ -360,7 +360,7 @@ def options() -> choices.Choices:
 
 def status() -> report.Status:
     """See `torch_overlay.status`."""
-    watch = sys.modules.get("torch_overlay.transfers.watch")
+    watch = sys.modules.get("torch_overlay.rendezvous.watch")
     transfers = () if watch is None else watch.under_way()  # which asks other ranks, so without the lock
     return dataclasses.replace(_status(), transfers=transfers)
 

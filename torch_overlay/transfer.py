@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from .transfers.meeting import Place
+    from .rendezvous.meeting import Place
     from .transfers.runs import Running
     from .transfers.trees import Names
 

@@ -14,7 +14,8 @@ from mesh_ranks import WORLD, make_root
 from on_device import DEVICE
 from rank_transfers import FLOATS, placed
 from rank_weights import any_bits, same
-from torch_overlay.transfers import exchanges, transfer_group
+from torch_overlay.rendezvous import group as transfer_group
+from torch_overlay.transfers import exchanges
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
 from twins_tensor import rows

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import torch_overlay
 from mesh_ranks import WORLD, make_root
-from torch_overlay.transfers import transfer_group
+from torch_overlay.rendezvous import group as transfer_group
 
 STEPS, VOCABULARY, WIDTH = 3, 64, 32
 PLAN = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}

@@ -17,7 +17,7 @@ from torch.futures import Future
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE
-from torch_overlay.transfers import team
+from torch_overlay.rendezvous import team
 
 LONGEST = timedelta(seconds=6)
 

@@ -23,11 +23,12 @@ import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE, from_host
 from torch_overlay.errors import TransferFailed
-from torch_overlay.transfers import exchanges, transfer_plan, watch
+from torch_overlay.rendezvous import watch
+from torch_overlay.rendezvous.team import kept_group
+from torch_overlay.transfers import exchanges, transfer_plan
 from torch_overlay.transfers._planner.schedule import Large, Schedule
 from torch_overlay.transfers.blocks import Buffers
 from torch_overlay.transfers.exchanges import Exchanges
-from torch_overlay.transfers.team import kept_group
 from transfer_twin import draw
 from twins_tensor import rows
 from width import NIGHTLY

@@ -91,7 +91,7 @@ def one_rank(job, rank, store_port, port, go, answers):
 
     import stuck_backend
     import torch_overlay
-    from torch_overlay.transfers.watch import Watch
+    from torch_overlay.rendezvous.watch import Watch
 
     stuck_backend.register()
     is_trainer = rank < job.trainers

@@ -122,9 +122,9 @@ JOBS = [*[(where, dead) for where in PLACES for dead in (TRAINERS - 1, SERVER)],
 
 
 def killed_in(where):
+    from torch_overlay.rendezvous.meeting import Meeting, Place
+    from torch_overlay.rendezvous.team import Team
     from torch_overlay.transfers.exchanges import Exchanges
-    from torch_overlay.transfers.meeting import Meeting, Place
-    from torch_overlay.transfers.team import Team
 
     if where == "in meet":
         return killed_at(Meeting, "say")
@@ -143,7 +143,7 @@ def one_that_meets(rank, where, dead, folder, port, ready, go, answers):
     from torch.distributed.device_mesh import init_device_mesh
 
     import torch_overlay
-    from torch_overlay.transfers import transfer_group
+    from torch_overlay.rendezvous import group as transfer_group
 
     if where == "in asking planners":
         transfer_group.LISTED = 0

@@ -16,10 +16,13 @@ import torch.distributed as dist
 
 from ..distributed._mesh.text import of_ranks
 from ..errors import TransferFailed
+from ..rendezvous.group import common_of, meeting_of, most_listed, new_control_group
+from ..rendezvous.meeting import Place, checked_ranks
+from ..rendezvous.team import Team
+from ..rendezvous.watch import Watch
 from .comparison import agreed, by_sentence, check_ranks, contents_of, raise_if_any
 from .descriptions import SIDES, all_from_data, as_data, describe
 from .hops import Hop, hops_of, relays_of
-from .meeting import Place, checked_ranks
 from .pieces import Pieces, digest
 from .planner_ranks import (
     Verdict,
@@ -30,11 +33,8 @@ from .planner_ranks import (
     names_of_others,
     without_pieces,
 )
-from .team import Team
 from .tensor_moves import TensorMove, check_nothing_is_lost, moves_from_planners, moves_of, moves_of_checkpoint
-from .transfer_group import common_of, meeting_of, most_listed, new_control_group
 from .transfer_plan import bytes_to_read_into
-from .watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from ..rendezvous.meeting import Meeting
     from ._planner.relay import Relay
     from .checkpoint import Contents
     from .descriptions import Described, Description, Tensor
-    from .meeting import Meeting
     from .pieces import Given
     from .planner_ranks import Answers
     from .tensor_files import Files

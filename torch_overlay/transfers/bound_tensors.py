@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from ..distributed.tensor._planner.regions import Box
+    from ..rendezvous.meeting import Place
     from ._planner.memory import Part
     from .blocks import Locals
-    from .meeting import Place
     from .pieces import Given
     from .sharding import Sharding
     from .tensor_moves import TensorMove

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
+    from ..rendezvous.watch import Watch
     from .blocks import Locals
     from .exchanges import Exchanges
     from .sharding import Sharding
     from .tensor_files import Files
-    from .watch import Watch
 
 VECTORS = 512  # buffers of one preadv; Linux takes 1,024
 BUFFERS = 2  # that rounds are read into

@@ -21,8 +21,8 @@ from .trees import names_for
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..rendezvous.meeting import Place
     from ._planner.memory import Part
-    from .meeting import Place
     from .pieces import Given
     from .tensor_files import Files
     from .trees import Names

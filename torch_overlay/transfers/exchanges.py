@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup, Work
 
+    from ..rendezvous.team import Team
+    from ..rendezvous.watch import Watch
     from ._planner.routes import Move
     from ._planner.schedule import Item, Messages, Schedule
     from .blocks import Locals, Wires
-    from .team import Team
-    from .watch import Watch
 
 
 # --- Point-to-point messages: large pieces, which go from tensor to tensor and aren't packed with others ---

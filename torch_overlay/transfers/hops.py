@@ -17,13 +17,13 @@ from .exchanges import Torn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ..rendezvous.watch import Watch
     from ._planner.piece_moves import End
     from .blocks import Locals
     from .checkpoint import Rounds
     from .descriptions import Tensor
     from .exchanges import Exchanges
     from .sharding import Sharding
-    from .watch import Watch
 
 
 @lru_cache(maxsize=256)  # the experts of a layer share one sharding, and so one end, whose cells are cut once

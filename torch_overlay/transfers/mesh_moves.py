@@ -26,13 +26,13 @@ from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._planner.search import crossed
 from ..distributed.tensor._runner.at_hand import Site, at_hand, joint_axes
 from ..distributed.tensor._runner.specs import read_cuts
+from ..rendezvous.team import Team, kept_group
 from ..show.words import counted
 from ._planner.routes import Move
 from ._planner.schedule import KEPT, kept_schedule
 from ._planner.sides import Ranks, Side
 from .exchanges import Exchanges, agreed_count, log_plan, most_bytes
 from .sharding import Meshes, misfit, regions_of, regions_on
-from .team import Team, kept_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -47,9 +47,9 @@ from .sharding import Sharding, replicated_sharding
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from ..rendezvous.team import Team
     from ._planner.piece_moves import End
     from .descriptions import Data
-    from .team import Team
 
 # With at most so many pieces on all ranks together, each rank describes its own to all, in one meeting and without a
 # control group. On 8 ranks both ways took 60 ms of CPU at 1,000 pieces; at 4,000 asking planners took 75 ms and the

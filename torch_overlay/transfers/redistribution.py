@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from ..distributed.tensor._redistribute import redistribute_local_tensor
+from ..rendezvous.team import is_gloo
 from .mesh_moves import Change, batches, change_meshes, change_together, dtensor_like, read_change
 from .pieces import settled
 from .sharding import Meshes, regions_of, regions_on
-from .team import is_gloo
 from .trees import Placements, leaves, mapped, target_placements
 
 if TYPE_CHECKING:

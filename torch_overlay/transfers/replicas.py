@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ..distributed.tensor._planner.regions import Box
+    from ..rendezvous.meeting import Meeting
+    from ..rendezvous.team import Team
     from .blocks import Locals
     from .bound_tensors import BoundTensor
     from .checkpoint import Contents
     from .descriptions import Tensor
-    from .meeting import Meeting
-    from .team import Team
     from .tensor_moves import TensorMove
 
     Digests = Mapping[str, Sequence[tuple[Box, str]]]  # by name, boxes of a tensor with the digests of their values

@@ -1,6 +1,6 @@
 """Run a `Transfer`: the object behind it on one rank. Start at `TransferRunner.run`.
 
-Making it is in `agreement.py` (what ranks agree on), `transfer_group.py` (their process group) and `transfer_plan.py`
+Making it is in `agreement.py` (what ranks agree on), `rendezvous/group.py` (their process group) and `transfer_plan.py`
 (the exchanges). A run looks at the tensors of the moment, hears whether all ranks can run, and runs the exchanges of
 its plan.
 """
@@ -20,6 +20,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..errors import TransferFailed
+from ..rendezvous.group import TransferGroup, meeting_of
+from ..rendezvous.watch import CLOSED, ENDED, end_threads
 from ..show.words import counted
 from ._planner.memory import NOTHING_SHARED, Shared
 from .agreement import Options, agree
@@ -32,9 +34,7 @@ from .hops import Relayed
 from .pieces import own_tensors
 from .replicas import check_tied_entries, check_tied_targets, replica_problems_now
 from .runs import Running, RunReport, checked_names, checked_version, keep_for_this_stream
-from .transfer_group import TransferGroup, meeting_of
 from .transfer_plan import Plans, bytes_for_buffers, flow_of
-from .watch import CLOSED, ENDED, end_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from ..rendezvous.meeting import Meeting, Place
+    from ..rendezvous.team import Team
     from ._planner.schedule import Flow
     from .blocks import Locals
     from .bound_tensors import BoundTensor
     from .descriptions import Tensor
     from .exchanges import Traffic
-    from .meeting import Meeting, Place
     from .runs import Job
-    from .team import Team
     from .transfer_plan import Plan
     from .trees import Names
 

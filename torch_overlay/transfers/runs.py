@@ -15,7 +15,7 @@ from .comparison import by_sentence
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .team import Team
+    from ..rendezvous.team import Team
 
     Job = Callable[[Callable[[], None]], None]  # calls what it is given when no source is read any more
 

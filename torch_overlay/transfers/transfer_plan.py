@@ -20,11 +20,11 @@ from .planner_ranks import LISTED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from ..rendezvous.group import TransferGroup
     from ._planner.memory import Shared
     from .agreement import Agreement
     from .blocks import Buffers, Locals
     from .checkpoint import Contents
-    from .transfer_group import TransferGroup
 
 # Bytes of a checkpoint that a rank reads in a round at most. Rounds take turns in two buffers: new memory is slow.
 READ = 32 << 20

@@ -15,7 +15,7 @@ import torch
 import torch_overlay
 from torch_overlay.loading.landings import Landings, all_whole, find_landings
 from torch_overlay.loading.loader_run import Meta, storage_of, storages
-from torch_overlay.transfers.meeting import refuse_transfer
+from torch_overlay.rendezvous.meeting import refuse_transfer
 
 from . import MOVED, name_worker, require_worker
 from .experts import LiveExperts, states_of
@@ -32,7 +32,7 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from torch_overlay.transfers.meeting import Place
+    from torch_overlay.rendezvous.meeting import Place
 
 logger = logging.getLogger("vllm.torch_overlay")  # vLLM shows what goes to loggers below its own
 

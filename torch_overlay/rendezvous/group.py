@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from ..distributed._mesh.text import of_ranks
+from ..transfers.planner_ranks import LISTED
 from .meeting import Place, in_world
-from .planner_ranks import LISTED
 from .team import Common, Team, is_made_by_all, new_group
 from .watch import CLOSED, CONNECT, Watch
 

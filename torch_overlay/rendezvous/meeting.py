@@ -530,7 +530,7 @@ def refuse_transfer(place: Place, why: str) -> None:
 
     All other ranks raise a ValueError with `why` at once. Otherwise they would wait for this rank until the timeout.
     """
-    from .descriptions import Description, as_data
+    from ..transfers.descriptions import Description, as_data
 
     place.meeting("A Transfer").say(as_data(Description({}, {}, why)))
 
