@@ -168,9 +168,10 @@ class Transfer:
                 first given.
             version: a number, for instance the step. All ranks then have it as `version`. Ranks that give one give the
                 same; those without sources may leave it out.
-            check: compare again the values of plain tensors and equal pieces that several ranks give, as when the
-                Transfer was made. This reads all of them. With `changes`, also send everything, so that targets which
-                somebody else wrote into are right again. The same on all ranks.
+            check: compare the values of plain tensors and equal pieces that several ranks give, as when the Transfer
+                was made, and of DTensors that are replicated along an axis. This reads all of them. With `changes`,
+                also send everything, so that targets which somebody else wrote into are right again. The same on all
+                ranks.
             async_op: run in the background, on a thread and on a GPU by a stream of its own, and return a handle. The
                 targets are undefined until its `wait()` returns, which raises the run's errors. The sources are read
                 until its `sent()` is true.
@@ -192,7 +193,8 @@ class Transfer:
                 - a rank called `refuse`, or a run in the background failed and nobody called its `wait()`.
 
                 After a run in the background it also means that a source was changed in place while it was read, as
-                its version counter says. Then the targets were written.
+                its version counter says, or that a tensor got other memory, as by `p.data = other`. Then the targets
+                were written.
             TransferFailed: a rank failed, or didn't come within the timeout. Names the rank and the step, and says
                 whether targets of this rank were written. The Transfer can't run again; the ranks that are left close
                 it, and make another one with ``gone=error.gone``. It is a RuntimeError.

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..distributed.tensor._planner.regions import NotPlanned
 from ._planner.memory import Shared
 from .descriptions import SIDES
-from .pieces import Chunk, Piece, Pieces, Plain, part_of, piece_text, settled
+from .pieces import Chunk, Piece, Pieces, Plain, part_of, piece_text, settled, tensor_with_chunks
 from .sharding import Meshes, sharding_of
 
 if TYPE_CHECKING:
@@ -101,9 +102,37 @@ class BoundTensor:
         return f"the {self._side} {self.name!r} was changed in place while it was sent"
 
     @property
+    def memory(self) -> object:
+        """Where the tensor lies, to compare with later: `p.data = other` changes that, and no version counter. While
+        the value lives, no other storage equals it."""
+        # The chunks of a tensor may be new views each time, or copies.
+        local = tensor_with_chunks(self._tensor.owner) if isinstance(self._tensor, Chunk) else self.local
+        return StorageWeakRef(local.untyped_storage()), local.data_ptr()
+
+    @property
+    def moved_text(self) -> str:
+        """The problem to report if `memory` changed during a run in the background."""
+        if self._side == "source":
+            return f"the source {self.name!r} was given other memory, as by .data, while it was sent"
+        return (
+            f"the target {self.name!r} was given other memory, as by .data, before wait(), and the old one was written"
+        )
+
+    @property
     def box(self) -> Box | None:
         """The box of the whole tensor that a plain tensor or a piece holds; None for a DTensor."""
         return None if self._tensor._spec is not None else cast("Plain", self._tensor).shape_and_box[1]
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The ranks of a DTensor's mesh that hold the box that this rank holds, with this one; empty for a plain tensor
+        or a piece, of which this rank alone doesn't know who else has it."""
+        mesh, (_, sizes, orders, _) = self._tensor.device_mesh, self._sharding.regions
+        if mesh is None:
+            return ()
+        cutting = {axis for axes in orders for axis in axes}
+        here = tuple([at if axis in cutting else slice(None) for axis, at in enumerate(mesh.get_coordinate() or ())])
+        return tuple(torch.tensor(self._sharding.ranks, device="cpu").reshape(sizes)[here].flatten().tolist())
 
     def part(self, local: torch.Tensor) -> Part | None:
         """Describe where this rank's box of the whole tensor lies in memory; None if the box has no element. The rank

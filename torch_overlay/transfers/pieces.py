@@ -120,7 +120,7 @@ class Chunk(Piece):
     @property
     def _local_tensor(self) -> torch.Tensor:  # type: ignore[override]
         """The tensor of this chunk as it is now: the whole local tensor, unless its class gives single shards."""
-        local = _tensor_with_chunks(self.owner)
+        local = tensor_with_chunks(self.owner)
         find = getattr(local, "__get_tensor_shard__", None)
         if find is None:
             return local
@@ -133,14 +133,14 @@ class Chunk(Piece):
     def moved_text(self) -> str | None:
         """How the chunk list has changed since the transfer was made, in words; None if the chunk still begins at
         `start`."""
-        chunks = _chunk_list(self.owner) if hasattr(_tensor_with_chunks(self.owner), "__create_chunk_list__") else []
+        chunks = _chunk_list(self.owner) if hasattr(tensor_with_chunks(self.owner), "__create_chunk_list__") else []
         start = tuple(chunks[self._number].offsets) if self._number < len(chunks) else None
         if start is None:
             return f"is in no chunk list and was the one that begins at {self.start}"
         return None if start == self.start else f"is a chunk that begins at {start}, and that began at {self.start}"
 
 
-def _tensor_with_chunks(tensor: torch.Tensor) -> torch.Tensor:
+def tensor_with_chunks(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor whose chunk list counts: a DTensor's local tensor, else the tensor itself.
 
     A DTensor has a chunk list of its own, which torch makes of its placements. It says nothing new.
@@ -151,7 +151,7 @@ def _tensor_with_chunks(tensor: torch.Tensor) -> torch.Tensor:
 def _chunk_list(tensor: torch.Tensor) -> list[ChunkStorageMetadata]:
     """Ask a tensor for its chunks on this rank, each with its offsets in the whole and its sizes. The tensor has a
     chunk list (`_is_read_by_chunks`)."""
-    chunks: list[ChunkStorageMetadata] = _tensor_with_chunks(tensor).__create_chunk_list__()  # type: ignore[attr-defined]
+    chunks: list[ChunkStorageMetadata] = tensor_with_chunks(tensor).__create_chunk_list__()  # type: ignore[attr-defined]
     return chunks
 
 
@@ -159,7 +159,7 @@ def _is_read_by_chunks(tensor: torch.Tensor) -> bool:
     """True if a tensor has a chunk list and no pending reduction. The chunks of a pending one hold terms of a sum, not
     values."""
     is_pending = isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements)
-    return not is_pending and hasattr(_tensor_with_chunks(tensor), "__create_chunk_list__")
+    return not is_pending and hasattr(tensor_with_chunks(tensor), "__create_chunk_list__")
 
 
 def _pieces_of_chunks(name: str, tensor: torch.Tensor) -> tuple[Chunk, ...]:
@@ -183,7 +183,7 @@ def _pieces_of_chunks(name: str, tensor: torch.Tensor) -> tuple[Chunk, ...]:
                 "Say with piece() what it holds."
             )
         (shape,) = sizes
-    if len(chunks) > 1 and not hasattr(_tensor_with_chunks(tensor), "__get_tensor_shard__"):
+    if len(chunks) > 1 and not hasattr(tensor_with_chunks(tensor), "__get_tensor_shard__"):
         raise ValueError(
             f"{name!r} has a chunk list of {len(chunks)} chunks, and no __get_tensor_shard__ that gives them. Say with "
             "piece() what it holds."

@@ -359,24 +359,37 @@ class TransferRunner:
             self._buffers.keep(for_buffers if has_copies else bytes_for_buffers(self._agreement))
         watched = indices if async_op and not snapshot else ()
         read_tensors = [tensor for tensor in map(self._sources.__getitem__, watched) if tensor is not None]
-        versions = [(tensor, tensor.versions) for tensor in read_tensors]
+        versions = [(tensor, tensor.versions, tensor.memory) for tensor in read_tensors]
+        written = [
+            tensor for tensor in map(self._targets.__getitem__, indices if async_op else ()) if tensor is not None
+        ]
+        homes = [(tensor, tensor.memory) for tensor in written]
         memory = self._memory_of(indices, targets)
         needs_whole = self._needs_whole or any(
             self._wrote.get(index, where) != where for index, where in memory.items()
         )
         report = RunReport(problems, names, version, check, async_op, needs_whole, are_ties_apart)
+        if async_op:
+            # After `p.data = other` the run would read the memory of `other`, and send its values in place of p's.
+            sources, targets = (
+                [None if local is None else local.detach() for local in side] for side in (sources, targets)
+            )
 
         def job(sent: Callable[[], None]) -> None:
             """Run, and call `sent` when no source is read any more."""
             changed: list[str] = []
 
             def sources_are_read() -> None:
-                """Note which sources were changed in place while they were read, then call `sent`. A run in the
-                background on a GPU first waits until the GPU has read them."""
+                """Note which sources were changed in place, or got other memory, while they were read. Then call
+                `sent`. A run in the background on a GPU first waits until the GPU has read them."""
                 if async_op and self._device.type != "cpu":
                     # The kernels that read are only launched. A change in the meantime would go unseen.
                     torch.accelerator.current_stream(self._device).synchronize()
-                changed.extend([tensor.changed_text for tensor, before in versions if tensor.versions != before])
+                for tensor, version_before, memory_before in versions:
+                    if tensor.versions != version_before:
+                        changed.append(tensor.changed_text)
+                    elif tensor.memory != memory_before:
+                        changed.append(tensor.moved_text)
                 sent()
 
             if async_op:
@@ -386,15 +399,17 @@ class TransferRunner:
                     report, indices, sources, targets, sources_are_read, shared, has_copies, state, snapshot
                 )
             if is_background:
+                changed.extend([tensor.moved_text for tensor, before in homes if tensor.memory != before])
                 self._check_unchanged(changed)
 
         return job
 
     def _check_unchanged(self, problems: Sequence[str]) -> None:
-        """Check that no rank's program changed a source while a run in the background read it. Collective.
+        """Check that no rank's program changed a source while a run in the background read it, nor gave a tensor other
+        memory. Collective.
 
         Args:
-            problems: the sources of this rank that were changed, in words.
+            problems: the tensors of this rank to which that happened, in words.
 
         Raises:
             ValueError: on all ranks, if some rank has problems.
