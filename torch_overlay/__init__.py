@@ -448,7 +448,8 @@ def redistribute(
         device_mesh: the target mesh. By default each tensor stays on its own mesh.
         placements: one for all axes, one for each axis, a tree of these like `tensors`, or a function of a name (the
             keys on the path, joined by dots) and the tensor. Always needed, also with `device_mesh`.
-        budget: the bytes that buffers may take on a rank.
+        budget: the bytes that buffers may take on a rank. If ranks give different budgets, all use the smallest. A rank
+            may give another one than before if all ranks do.
 
     Returns:
         The same structure. A tensor that has the mesh and the placements already is returned as it is.
@@ -456,7 +457,8 @@ def redistribute(
     Raises:
         ValueError: the placements don't fit a tensor, or a tree of them has none for it; two leaves have one name; a
             tensor can't be reduced or can't go to that mesh, its local tensor isn't what its placements say, or the
-            budget is too small.
+            budget is too small. On all ranks: they ask for different tensors or placements, which is compared when
+            these are first moved so.
         TypeError: something in `placements` isn't a placement, or they aren't given for a single DTensor.
         RuntimeError: another rank has such a problem, this rank is in neither of two meshes, or communication failed.
         Exception: `NotPlanned` of the planner: a shard that goes to another mesh is no box, or its reduction isn't one

@@ -366,6 +366,10 @@ def _ask_in_time(
         said = watch.settle(error, is_own=not watch.position.waits)
         watch.close()
         raise TransferFailed(f"A Transfer over {of_ranks(members)} can't be made: {said}", watch.gone) from error
+    except BaseException as error:
+        watch.settle(RuntimeError(f"it was interrupted ({type(error).__name__})"), is_own=True)
+        watch.close()
+        raise
     watch.end()
     watch.close()
     return answered

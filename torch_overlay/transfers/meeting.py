@@ -17,9 +17,11 @@ import socket
 import time
 import weakref
 import zlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -36,6 +38,11 @@ from .watch import in_time
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+
+SOON = 0.001  # seconds between two looks of a rank that waits: at least,
+EACH = 1e-5  # for each rank of the meeting,
+WAKE = 0.25  # and at most
+LONG = 1.0  # seconds after which a rank that waits also looks whether others gave up
 
 # For each world, how many meetings the ranks of a group, or of a list, have held. It makes the name of their next one.
 _numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
@@ -209,19 +216,54 @@ class Meeting:
         Raises:
             RuntimeError: on all ranks, if some didn't come within the timeout. Names them.
         """
-        missing: list[int] = []
         try:
-            self.store.wait([f"rank {rank}" for rank in self.ranks], self.timeout)
-        except RuntimeError:
-            missing = [rank for rank in self.ranks if not self.store.check([f"rank {rank}"])]
+            missing = self._late()
+        except (KeyboardInterrupt, SystemExit):
+            # This rank may live on and call this again, when the others, that come later, would go on without it.
+            with suppress(RuntimeError):
+                self.store.compare_set("missing", "", json.dumps([-1 - self.rank]))
+            raise
         # The first rank to write decides for all. A rank may come just after another one has given up: without this,
         # it would go on, and the other would raise.
         missing = json.loads(self.store.compare_set("missing", "", json.dumps(missing)))
         if missing:
             raise RuntimeError(self._missing(missing))
 
+    def _late(self) -> list[int]:
+        """Wait until all ranks have come. Returns those that haven't within the timeout, or before one of them all said
+        that some are missing."""
+        begun, came = time.monotonic(), self._came()
+        while came < len(self.ranks):
+            waited = time.monotonic() - begun
+            if waited > self.timeout.total_seconds():
+                return [rank for rank in self.ranks[came:] if not self.store.check([f"rank {rank}"])]
+            # Not by `store.wait`, in which Ctrl-C does nothing until its timeout, after which torch logs two warnings.
+            # A share of what was waited: it costs next to nothing, and a late rank is seen almost at once.
+            time.sleep(min(max(waited / 20, len(self.ranks) * EACH, SOON), WAKE))
+            came = self._came(came)
+            if waited > LONG and self.store.check(["missing"]):
+                break
+        return []
+
+    def _came(self, known: int | None = None) -> int:
+        """Return how many of the ranks, in order, have come before one that hasn't, of which `known` were found before.
+
+        Of many ranks that wait, each asks for one other rank at a time, or else thousands of names would be looked up
+        some times in a second for each of thousands of ranks.
+        """
+        names, first = [f"rank {rank}" for rank in self.ranks], known or 0
+        if known is not None and not self.store.check(names[first : first + 1]):
+            return first
+        if self.store.check(names[first:]):
+            return len(names)
+        return bisect_left(range(len(names)), True, first, key=lambda n: not self.store.check(names[first : n + 1]))
+
     def _missing(self, ranks: list[int]) -> str:
-        """Return the text of the error about ranks that didn't come. On one of them, that came later, it says so."""
+        """Return the text of the error about ranks that didn't come. On one of them, that came later, it says so. A
+        rank that was interrupted is given as -1 less it."""
+        if ranks[0] < 0:
+            who = of_ranks([-1 - ranks[0]])
+            return f"{self.purpose} needs {of_ranks(self.ranks)}, and {who} was interrupted in it. {self._hint}"
         limit = f"{self.timeout.total_seconds():g} s"
         if self.rank in ranks:
             return (
@@ -324,6 +366,9 @@ class Place:
             worlds = self.meeting(self._purpose).say(_world())
         except Exception:
             self.close()
+            raise
+        except BaseException:  # Ctrl-C: nobody leaves because this rank does
+            self._close(0)
             raise
         own_token = worlds[rank][0]
         self.numbers = {
@@ -441,6 +486,10 @@ class Place:
     def close(self) -> None:
         """Leave the place, and end its store on rank 0. Rank 0 waits up to LEAVING seconds for the others to leave, and
         then frees the port. A second call does nothing. Raises nothing if rank 0 is gone."""
+        self._close(LEAVING)
+
+    def _close(self, seconds: float) -> None:
+        """Do what `close` says. Rank 0 waits up to `seconds` for the others."""
         _open.discard(self)
         store, self._store, self._common = self._store, None, None
         if store is None:
@@ -452,9 +501,9 @@ class Place:
             if self.rank == 0:
                 store.set("closed", "")
             store.set(f"left {self.rank}", "")
-            if self.rank == 0:
+            if self.rank == 0 and seconds:
                 came = [rank for rank in range(self.size) if store.check([f"came {rank}"])]
-                store.wait([f"left {rank}" for rank in came], timedelta(seconds=LEAVING))
+                store.wait([f"left {rank}" for rank in came], timedelta(seconds=seconds))
 
         try:
             in_time(leave, 2 * LEAVING)

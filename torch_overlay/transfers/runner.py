@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -34,10 +35,10 @@ from .replicas import check_tied_entries, check_tied_targets, replica_problems_n
 from .runs import Running, RunReport, checked_names, checked_version, keep_for_this_stream
 from .transfer_group import TransferGroup, meeting_of
 from .transfer_plan import Plans, bytes_for_buffers, flow_of
-from .watch import CLOSED, ENDED, end_threads
+from .watch import CLOSED, ENDED, OVER, end_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import timedelta
 
     from torch.distributed import ProcessGroup
@@ -184,6 +185,10 @@ class TransferRunner:
         except Exception:  # as all ranks raise it
             group.end_watch()
             raise
+        except BaseException as error:
+            self._tell_interrupt(error)
+            group.end_watch()
+            raise
         group.end_run()
         self.traffic, self.exchange_count = self._plans.traffic, self._plans.count
         self.staging = self._plans.by_names[None].exchanges.staging
@@ -254,7 +259,8 @@ class TransferRunner:
         self._take_turn()
         begun = None
         try:
-            job = self._begin(only, version, check, async_op, snapshot)
+            with self._telling_interrupts():
+                job = self._begin(only, version, check, async_op, snapshot)
             if async_op:
                 device = self._device if self.traffic else torch.device("cpu")
                 begun = self._last = Running(job, self._running.release, device, is_sent=snapshot)
@@ -394,7 +400,7 @@ class TransferRunner:
 
             if async_op:
                 keep_for_this_stream((*sources, *targets))
-            with span(f"Transfer of {counted(len(indices), 'tensor')}"):
+            with self._telling_interrupts(), span(f"Transfer of {counted(len(indices), 'tensor')}"):
                 is_background = self._run(
                     report, indices, sources, targets, sources_are_read, shared, has_copies, state, snapshot
                 )
@@ -527,7 +533,7 @@ class TransferRunner:
             exchanges.run(*own, sent, keeps, self._own_group.watch, state)
             if sends_changes:
                 self._note_sent(exchanges)  # type: ignore[arg-type]
-        except Torn:
+        except (Torn, KeyboardInterrupt, SystemExit):
             self._bump_versions(plan, state)
             raise
         self._bump_versions(plan, state)
@@ -623,6 +629,29 @@ class TransferRunner:
         watch = self._own_group.watch
         gone = () if watch is None else watch.gone
         return TransferFailed(f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {said}", gone, is_written)
+
+    @contextmanager
+    def _telling_interrupts(self) -> Iterator[None]:
+        """Tell the other ranks at once if Ctrl-C, or `sys.exit()` in a signal's handler, ends the block. This rank may
+        live on, and they would wait for it until the timeout."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._tell_interrupt(error)
+            raise
+
+    def _tell_interrupt(self, error: BaseException) -> None:
+        """Tell the other ranks that this one was interrupted in its run, or before its run began. The Transfer can't
+        run again."""
+        watch = None if self._group is None else self._group.watch
+        if watch is None or watch.said is not None:
+            return
+        # Where it comes before its run, the others wait for this rank in the run that it was about to begin.
+        if watch.position.step == OVER and not watch.begin("beginning the run"):
+            return
+        why = " ".join([type(error).__name__, *map(str, error.args)])
+        watch.settle(RuntimeError(f"it was interrupted ({why})"), is_own=True)
 
     def _are_ties_apart(self, only: tuple[str, ...] | None, indices: Sequence[int], sources: Locals) -> bool:
         """True if targets of several names are one block of memory, and this rank's sources of these names are not, so

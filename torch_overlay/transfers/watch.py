@@ -23,6 +23,7 @@ import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
@@ -75,6 +76,82 @@ def in_time(ask: Callable[[], Any], seconds: float) -> Any:
         FutureTimeout: it didn't return in time. Or whatever `ask` raises.
     """
     return ask_aside(ask).result(seconds)
+
+
+class _Waiter:
+    """A thread that waits in place of the main thread."""
+
+    def __init__(self) -> None:
+        self._idle: SimpleQueue[_Call | None] | None = None  # of the thread that has nothing to do, if there is one
+
+    def call(self, wait: Callable[[], Any]) -> Any:
+        """Call `wait` on the thread, and return what it returns, or raise what it raises. If a signal's handler raises
+        meanwhile, that is raised at once; the call then goes on until it ends by itself."""
+        thread, self._idle = self._idle, None
+        if thread is None:
+            thread = SimpleQueue()
+            threading.Thread(target=_serve, args=(thread,), name="torch_overlay waits", daemon=True).start()
+        call = _Call(wait)
+        thread.put(call)
+        try:
+            call.ended.acquire()
+        except BaseException:
+            thread.put(None)
+            raise
+        self.end()  # of a thread that a signal's handler used meanwhile
+        self._idle = thread
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def end(self) -> None:
+        """End the idle thread, if there is one."""
+        thread, self._idle = self._idle, None
+        if thread is not None:
+            thread.put(None)
+
+
+class _Call:
+    """A call of the main thread, which is done on another one. `ended` is released when it has ended."""
+
+    def __init__(self, wait: Callable[[], Any]) -> None:
+        self.wait: Callable[[], Any] | None = wait
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+
+def _serve(calls: SimpleQueue[_Call | None]) -> None:
+    """Do one call after the other, until None comes. Runs on the waiter's thread, and holds nothing between calls."""
+    while (call := calls.get()) is not None:
+        try:
+            if call.wait is not None:
+                call.result = call.wait()
+        except BaseException as error:
+            call.error = error
+        finally:
+            call.wait = None
+            call.ended.release()
+            del call
+
+
+_waiter = _Waiter()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_waiter.__init__)  # type: ignore[misc]
+
+
+def interruptibly(wait: Callable[[], Any]) -> Any:
+    """Call `wait`, which blocks outside of Python, for instance in gloo, in such a way that Ctrl-C ends it. Returns
+    what it returns; raises what it raises, or what a signal's handler raises.
+
+    Python runs handlers in the main thread alone, between two of its instructions: in gloo, Ctrl-C did nothing until
+    the other rank came. So there another thread calls `wait`, while the main thread waits for a lock, which signals
+    wake. `wait` may use nothing that belongs to a thread, as streams and modes do.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return wait()
+    return _waiter.call(wait)
 
 
 class Position(NamedTuple):
@@ -536,8 +613,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def end_threads() -> None:
-    """End the clock and the listener. Called at the end of the process."""
+    """End the clock, the listener and the waiter. Called at the end of the process."""
     _threads.end()
+    _waiter.end()
 
 
 def under_way() -> tuple[str, ...]:
