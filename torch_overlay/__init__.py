@@ -124,10 +124,11 @@ def enabled(*, strict: bool | None = None, **options: Unpack[Options]) -> Abstra
 
 
 def is_enabled() -> bool:
-    """Return whether the overlay is on in this process."""
+    """Return whether the overlay is on in this process. Under `run` also True before torch is imported, with which it
+    goes on."""
     from . import overlay
 
-    return overlay.is_enabled()
+    return overlay.is_enabled() or overlay.is_awaited()
 
 
 def options() -> Choices:
@@ -136,7 +137,7 @@ def options() -> Choices:
 
     Raises:
         OptionError: the overlay is off, and a variable ``TORCH_OVERLAY_<NAME>`` has a value that its option doesn't
-            take, or names an option of an earlier version.
+            take, names an option of an earlier version, or is misspelt.
 
     >>> import torch_overlay
     >>> torch_overlay.options().flatten
@@ -311,6 +312,7 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
             an earlier place at the address may be about to close: a rank that is there already, or another
             `world_size`.
         RuntimeError: a rank didn't come in time; names it. Or rank 0 can't listen at the address.
+        OptionError: an environment variable of torch_overlay is misspelt, or has a wrong value. It is a ValueError.
         UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
 
     >>> import torch, torch_overlay
@@ -321,10 +323,12 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
     >>> target["w"]
     tensor([1., 1.])
     """
+    from .choices import from_environment
     from .overlay import require_recognised
     from .transfers.meeting import Place
 
     require_recognised()
+    from_environment()  # or with a misspelt TORCH_OVERLAY_MEET_KEY nothing would be signed
     return Place(address, rank, world_size, key, timeout)
 
 

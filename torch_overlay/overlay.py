@@ -372,6 +372,11 @@ def is_enabled() -> bool:
     return _session is not None
 
 
+def is_awaited() -> bool:
+    """True under `run` before torch is imported: then the overlay goes on as soon as it is."""
+    return any(isinstance(finder, AfterImport) and TORCH in finder.wanted for finder in sys.meta_path)
+
+
 def options() -> choices.Choices:
     """See `torch_overlay.options`, also for the error."""
     with _lock:

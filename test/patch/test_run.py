@@ -65,6 +65,13 @@ def test_modules_and_code_run_too(command):
     assert done.stdout == "on\n['-c', 'y'] existing\n", done.stderr
 
 
+def test_who_asks_before_torch_is_imported_is_told_the_same(command):
+    code = "import sys, torch_overlay; print(torch_overlay.is_enabled(), 'torch' in sys.modules); import torch; "
+    code += "print(torch_overlay.is_enabled()); torch_overlay.disable(); print(torch_overlay.is_enabled())"
+    done = command("run", "-c", code)
+    assert done.stdout == "True False\nTrue\nFalse\n", done.stderr
+
+
 def test_children_of_every_kind_are_under_it(command, tmp_path):
     script = f"""
         import multiprocessing, os, subprocess, sys
