@@ -19,6 +19,7 @@ from ..errors import TransferFailed
 from .comparison import agreed, by_sentence, check_ranks, contents_of, raise_if_any
 from .descriptions import SIDES, all_from_data, as_data, describe
 from .hops import Hop, hops_of, relays_of
+from .long_waits import said_if_long
 from .meeting import Place, checked_ranks
 from .pieces import Pieces, digest
 from .planner_ranks import (
@@ -161,7 +162,8 @@ def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meetin
     meeting.timeout = options.timeout or meeting.timeout
     # A relay is planned from the pieces of all ranks.
     most = None if options.relay else most_listed(place, len(meeting.ranks))
-    own = describe(source, target, options.names, place, most)
+    with said_if_long("reading its tensors, or the headers of its checkpoint, for a Transfer"):
+        own = describe(source, target, options.names, place, most)
     own = own._replace(description=_with_options(own.description, options))
     descriptions = all_from_data(meeting.say(as_data(own.description)))
     tensors: Sequence[Tensor] = []

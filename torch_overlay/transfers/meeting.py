@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c10d
 
 from ..distributed._mesh.text import of_ranks, ranks_text
+from . import long_waits
 from .team import DESCRIPTION, Common, Team, timeout_of
 from .watch import in_time
 
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 SOON = 0.001  # seconds between two looks of a rank that waits: at least,
 EACH = 1e-5  # for each rank of the meeting,
 WAKE = 0.25  # and at most
-LONG = 1.0  # seconds after which a rank that waits also looks whether others gave up
+LAST_MEETING = "torch_overlay/last_meeting"  # begins the keys under which ranks say where they came last
+MOST = 256  # ranks for which a rank that waits for long looks whether they have come
+GIVEN_UP = 1.0  # seconds after which a rank that waits also looks whether others gave up
 
 # For each world, how many meetings the ranks of a group, or of a list, have held. It makes the name of their next one.
 _numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
@@ -128,6 +131,7 @@ class Meeting:
     ) -> None:
         self.name, self.ranks, self.rank, self.store = name, ranks, rank, PrefixStore(name, store)
         self.timeout, self.purpose, self._seal, self.keeper = timeout, purpose, seal, keeper
+        self._last_meetings = PrefixStore(LAST_MEETING, store)
         self._hint = hint or (
             "All of these ranks call it, in one order with what else they do; a rank without a part gives None."
         )
@@ -159,6 +163,8 @@ class Meeting:
         if not self.store.check([key]):
             self.store.set(key, said)
         own = f"rank {self.rank}"
+        # For ranks that wait for this one elsewhere.
+        self._last_meetings.set(own, f"{self._where} (their number {self.name.rpartition('/')[2]})")
         self.store.set(own, key if self._seal is None else f"{key} {self._seal.of(self.purpose, own, key)}")
         self._wait()
         names = [f"rank {rank}" for rank in self.ranks]
@@ -232,18 +238,43 @@ class Meeting:
     def _late(self) -> list[int]:
         """Wait until all ranks have come. Returns those that haven't within the timeout, or before one of them all said
         that some are missing."""
-        begun, came = time.monotonic(), self._came()
+        begun, came, is_said = time.monotonic(), self._came(), False
         while came < len(self.ranks):
             waited = time.monotonic() - begun
+            if waited > long_waits.LONG and not is_said:
+                is_said, late = True, self._absent(self.ranks[came : came + MOST])
+                where, limit = self._where, self.timeout.total_seconds()
+                long_waits.say_wait(self.rank, waited, late, where, limit, self._elsewhere(late))
             if waited > self.timeout.total_seconds():
-                return [rank for rank in self.ranks[came:] if not self.store.check([f"rank {rank}"])]
+                return self._absent(self.ranks[came:])
             # Not by `store.wait`, in which Ctrl-C does nothing until its timeout, after which torch logs two warnings.
             # A share of what was waited: it costs next to nothing, and a late rank is seen almost at once.
             time.sleep(min(max(waited / 20, len(self.ranks) * EACH, SOON), WAKE))
             came = self._came(came)
-            if waited > LONG and self.store.check(["missing"]):
+            if waited > GIVEN_UP and self.store.check(["missing"]):
                 break
         return []
+
+    def _absent(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of the ranks that haven't come yet. By halves, which takes few requests if few are missing."""
+        if not ranks or self.store.check([f"rank {rank}" for rank in ranks]):
+            return []
+        half = len(ranks) // 2
+        return [*ranks] if not half else self._absent(ranks[:half]) + self._absent(ranks[half:])
+
+    @property
+    def _where(self) -> str:
+        """The meeting in words, after "in"."""
+        return f"{self.purpose[0].lower()}{self.purpose[1:]}, of {of_ranks(self.ranks)}"
+
+    def _elsewhere(self, ranks: Sequence[int]) -> dict[int, str]:
+        """For some ranks that haven't come, to which meeting they came last, in words. Those that came to none are left
+        out."""
+        words = {}
+        for rank in ranks[: long_waits.SHOWN]:
+            if self._last_meetings.check([f"rank {rank}"]):
+                words[rank] = f"it came last to {self._last_meetings.get(f'rank {rank}').decode()}"
+        return words
 
     def _came(self, known: int | None = None) -> int:
         """Return how many of the ranks, in order, have come before one that hasn't, of which `known` were found before.
@@ -271,9 +302,10 @@ class Meeting:
                 f"and gave up before rank {self.rank} came. If this rank left one out before, it calls this once more "
                 f"than the others do. {self._hint}"
             )
+        elsewhere = "; ".join([f"rank {rank}: {where}" for rank, where in self._elsewhere(ranks).items()])
         return (
-            f"{self.purpose} needs {of_ranks(self.ranks)}, and {of_ranks(ranks)} didn't come within {limit}. "
-            f"{self._hint}"
+            f"{self.purpose} needs {of_ranks(self.ranks)}, and {of_ranks(ranks)} didn't come within {limit}"
+            f"{f' ({elsewhere})' if elsewhere else ''}. {self._hint}"
         )
 
     def _clear(self, keys: list[str]) -> None:
@@ -583,9 +615,14 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
         _Stranger: another program listens there. A RuntimeError.
         ValueError: another process has this rank and stays, or rank 0 gave another world_size.
     """
-    until, limit = time.monotonic() + place.timeout.total_seconds(), f"{place.timeout.total_seconds():g} s"
+    begun, seconds = time.monotonic(), place.timeout.total_seconds()
+    until, limit = begun + seconds, f"{seconds:g} s"
     problem: Exception | None = None
+    is_said, found = False, "it isn't there yet"
     while True:
+        if time.monotonic() - begun > long_waits.LONG and not is_said:
+            is_said, where = True, f"{purpose[0].lower()}{purpose[1:]}"
+            long_waits.say_wait(place.rank, time.monotonic() - begun, [0], where, seconds, {0: found})
         try:
             # By a plain socket first: torch's logs a warning for every try that fails.
             socket.create_connection((host, port), timeout=5 * AGAIN).close()
@@ -600,6 +637,10 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
                 if size != place.size:
                     # Not raised at once: if the job was started again with more processes, this may be the old
                     # place, which is about to be closed.
+                    found = f"it gives world_size {size}"
+                    # For rank 0, which waits for this one.
+                    other_size = f"the same address with world_size {place.size}"
+                    PrefixStore(LAST_MEETING, store).set(f"rank {place.rank}", other_size)
                     problem = ValueError(
                         f"{purpose}: others give world_size {size}. All give the same one. If theirs is a place of "
                         f"before, it closes first, and it didn't within {limit}."
@@ -607,6 +648,7 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
                 elif store.compare_set(f"came {place.rank}", "", nonce).decode() == nonce:
                     return store
                 else:
+                    found = f"there is another rank {place.rank}"
                     problem = ValueError(
                         f"{purpose} has a rank {place.rank} already, and it didn't leave within {limit}. Each process "
                         "has a rank of its own; after a restart rank 0 closes the place, and all meet again."
@@ -616,6 +658,7 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
         except socket.gaierror as error:
             # Not raised at once: a cluster may learn the name when rank 0's host is up.
             if not isinstance(problem, _UnknownHost):
+                found = "its host name isn't known here"
                 logger.warning("%s: %s Trying for %s.", purpose, _unknown(host, error), limit)
             problem = _UnknownHost(
                 f"{purpose}: {_unknown(host, error)} Tried for {limit}. Give the name or the address of rank 0's host, "
