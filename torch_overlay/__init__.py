@@ -308,9 +308,9 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
         timeout: seconds that the ranks of the place wait for one another.
 
     Raises:
-        ValueError: a malformed address or rank, an empty key, or another key than rank 0 gave. After the timeout, since
-            an earlier place at the address may be about to close: a rank that is there already, or another
-            `world_size`.
+        ValueError: a malformed address, rank or timeout, an empty key, or another key than rank 0 gave. After the
+            timeout, since an earlier place at the address may be about to close: a rank that is there already, or
+            another `world_size`.
         RuntimeError: a rank didn't come in time; names it. Or rank 0 can't listen at the address.
         OptionError: an environment variable of torch_overlay is misspelt, or has a wrong value. It is a ValueError.
         UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
@@ -325,11 +325,12 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
     """
     from .choices import from_environment
     from .overlay import require_recognised
+    from .transfer import checked_timeout
     from .transfers.meeting import Place
 
     require_recognised()
     from_environment()  # or with a misspelt TORCH_OVERLAY_MEET_KEY nothing would be signed
-    return Place(address, rank, world_size, key, timeout)
+    return Place(address, rank, world_size, key, checked_timeout(timeout))
 
 
 def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
@@ -344,7 +345,7 @@ def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
         start: the index of the box's first element, along each dim.
 
     Raises:
-        TypeError: `local` isn't a plain tensor.
+        TypeError: `local` isn't a plain tensor, or a shape or start isn't of whole numbers.
         ValueError: the box isn't inside the whole tensor, or has another number of dims.
 
     >>> import torch, torch_overlay

@@ -230,7 +230,7 @@ def test_what_lies_there_is_a_program_or_not(tmp_path, monkeypatch):
     for name, words in (
         ("plain", "folder 'plain' has no __main__.py and no such command"),
         ("other.zip", "zip file 'other.zip' has no __main__.py"),
-        ("nothing", "no file 'nothing' and no such command on PATH"),
+        ("nothing", "no file 'nothing' and no such command on PATH or beside "),
     ):
         with pytest.raises(ValueError, match=words):
             run.command_of([], [name])

@@ -97,7 +97,7 @@ class WeightCases:
         mine[4] += self.rank > 5
         with self.assertRaisesRegex(
             ValueError,
-            "source 'w' is a plain .* one value on ranks 0-5, another on ranks 6, 7: give shards as DTensors",
+            "source 'w' is a plain .* one value on ranks 0-5, another on ranks 6, 7: give it on one rank alone, ",
         ):
             torch_overlay.Transfer({"w": mine}, {"w": torch.zeros(5)})
         with self.assertRaisesRegex(ValueError, r"'w' is float32 of shape \(5,\), a plain tensor, on ranks 0-5, and "):

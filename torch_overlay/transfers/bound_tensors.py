@@ -15,7 +15,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..distributed.tensor._planner.regions import NotPlanned
 from ._planner.memory import Shared
 from .descriptions import SIDES
-from .pieces import Chunk, Piece, Pieces, Plain, part_of, piece_text, settled, tensor_with_chunks
+from .pieces import (
+    Chunk,
+    Piece,
+    Pieces,
+    Plain,
+    lack_of_memory,
+    overlaps_itself,
+    part_of,
+    piece_text,
+    settled,
+    tensor_with_chunks,
+)
 from .sharding import Meshes, sharding_of
 
 if TYPE_CHECKING:
@@ -222,16 +233,12 @@ class BoundTensor:
         if location != self.location:
             steps = [(length - 1) * stride for length, stride in zip(self._shape, strides)]
             self._needed = (offset + sum(steps) + 1) * self._dtype.itemsize if local.numel() else 0
-            self._overlaps = bool(local.numel()) and any(
-                length > 1 and not stride for length, stride in zip(self._shape, strides)
-            )
+            self._overlaps = overlaps_itself(self._shape, strides)
             self.location = location
         storage = local.untyped_storage()
-        size = storage.nbytes()
-        if size < self._needed:
-            # FSDP frees a gathered parameter by resizing its storage to 0. The tensor keeps its shape, without memory.
-            freed = "" if size else " (FSDP frees parameters that it gathered: take them after reshard())"
-            return f"needs {self._needed} bytes of storage, and has {size}{freed}"
+        lack = lack_of_memory(local, self._needed)
+        if lack is not None:
+            return lack
         base = local._base if self._spec is None and storage._cdata == self._storage else None
         if base is not None and base.untyped_storage()._cdata != self._storage:
             # p[:4] keeps the memory that p had. After `p.data = other` it isn't a part of p any more.
@@ -243,7 +250,7 @@ class BoundTensor:
             if local.is_conj() or local.is_neg():
                 return "is a conjugate or a negative view, which has no memory of its own to write to"
             if self._overlaps:
-                return "is expanded: several elements share one place in memory"
+                return "overlaps itself, as an expanded tensor does: several elements share one place in memory"
         return None
 
 

@@ -70,6 +70,11 @@ def check_ranks(descriptions: Mapping[int, Description]) -> None:
     Raises:
         ValueError: on all ranks, with the problems and the ranks that have them, or with the option and its values.
     """
+    if all(description.gives_nothing for description in descriptions.values()):
+        raise ValueError(
+            f"A Transfer needs a source and a target, and got None for both on {of_ranks(sorted(descriptions))}, which "
+            "are all that make it: give the tensors on the ranks that have them."
+        )
     problems = {rank: [d.problem] for rank, d in sorted(descriptions.items()) if d.problem is not None}
     raise_if_any(by_sentence(problems))
     _check_options(descriptions)

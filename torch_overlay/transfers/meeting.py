@@ -365,14 +365,14 @@ class Place:
         RuntimeError: a process didn't come within the timeout.
     """
 
-    def __init__(self, address: str, rank: int, world_size: int, key: str | bytes | None, timeout: float) -> None:
+    def __init__(self, address: str, rank: int, world_size: int, key: str | bytes | None, timeout: timedelta) -> None:
         host, port = _read(address)
         if not 0 <= rank < world_size:
             raise ValueError(f"meet() needs a rank from 0 to {world_size - 1}, world_size - 1; got {rank}.")
         key = os.environ.get(KEY) if key is None else key
         if key is not None and not key:
             raise ValueError(f"meet() needs a key that isn't empty, or none: by key=, or by {KEY}.")
-        self.rank, self.size, self.timeout = rank, world_size, timedelta(seconds=timeout)
+        self.rank, self.size, self.timeout = rank, world_size, timeout
         self._common: Common | None = None
         # How many meetings, and how many teams, each list of ranks has had. It makes the name of the next one.
         self._address, self._meetings, self._teams = address, Counter[str](), Counter[str]()

@@ -12,6 +12,7 @@ from ..distributed._mesh.text import of_ranks
 from .descriptions import SIDES, Description, Problem, boxed
 from .pieces import digest
 from .sharding import replicated_sharding
+from .trees import with_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -72,8 +73,8 @@ def replica_problems(
             )
         else:
             text = (
-                f"the source {name!r} is a plain tensor, and so a replica, and has one value {on}: give shards as "
-                "DTensors, or say with piece() what each one holds"
+                f"the source {name!r} is a plain tensor, and so a replica, and has one value {on}: give it on "
+                "one rank alone, shards as DTensors, or say with piece() what each one holds"
             )
         problems.append(Problem(0, len(SIDES), name, text))
     return problems
@@ -102,7 +103,7 @@ def tied_problems(groups: Iterable[tuple[str, ...]], digests: Mapping[int, Diges
                 why = "are cut in different ways, so that nothing says that they are equal"
             problems.append(
                 f"the targets {first!r} and {other!r} are one block of memory, as tied weights are, and their sources "
-                f"{why}: leave one of them out"
+                f"{why}: leave one of them out, or tie them at the source, too"
             )
     return problems
 
@@ -224,12 +225,14 @@ def check_tied_targets(
     sources: Sequence[BoundTensor | None],
     locals_: Locals,
     moves: Sequence[TensorMove],
+    paths: Mapping[str, str],
 ) -> None:
     """Check that targets which are one block of memory have sources of equal values. Collective over the meeting.
 
     Args:
         tied: the names of targets that are one block of memory.
         sources, locals_: by index of the move, the tensor and its local tensor; None where this rank has no part.
+        paths: of sources that are called otherwise, for the error.
 
     Raises:
         ValueError: on all ranks, if some haven't.
@@ -240,7 +243,8 @@ def check_tied_targets(
     own = source_digests(sources, locals_, moves, lambda source: source.name in tied_names)
     problems = tied_problems(tied, {rank: boxed(of_rank) for rank, of_rank in meeting.say(own).items()})
     if problems:
-        raise ValueError(f"A Transfer can't write to what its target is: {'; '.join(problems)}.")
+        text = with_paths("; ".join(problems), paths)
+        raise ValueError(f"A Transfer can't write to what its target is: {text}.")
 
 
 def check_tied_entries(tied: Iterable[tuple[str, ...]], tensors: Iterable[Tensor], contents: Contents) -> None:

@@ -35,6 +35,7 @@ from .replicas import check_tied_entries, check_tied_targets, replica_problems_n
 from .runs import Running, RunReport, checked_names, checked_version, keep_for_this_stream
 from .transfer_group import TransferGroup, meeting_of
 from .transfer_plan import Plans, bytes_for_buffers, flow_of
+from .trees import with_paths
 from .watch import CLOSED, ENDED, OVER, end_threads
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class TransferRunner:
         self._group: TransferGroup | None = None
         self._running, self._is_closed = Lock(), False
         self._last: Running | None = None  # the last run in the background
+        self._called = self._name_of(None)  # begins the errors of the run
         self.process = os.getpid()
         # The names that were looked at last, where their tensors lay, and what memory they shared.
         self._seen: tuple[object, object, Shared] | None = None
@@ -143,7 +145,7 @@ class TransferRunner:
             check_tied_entries(agreement.tied, agreement.tensors, agreement.contents)
             return
         locals_, _ = locals_of(self._sources, range(len(agreement.moves)))
-        check_tied_targets(meeting, agreement.tied, self._sources, locals_, agreement.moves)
+        check_tied_targets(meeting, agreement.tied, self._sources, locals_, agreement.moves, agreement.paths)
 
     def _make(self, meeting: Meeting) -> None:
         """Make the process group and the plan of all tensors, and set `traffic`, `exchange_count` and `staging`.
@@ -430,7 +432,7 @@ class TransferRunner:
         group.end_run()
         if changed:
             raise ValueError(
-                f"A Transfer over {of_ranks(self.ranks)} ran, and what came is of two moments: {'; '.join(changed)}. "
+                f"{self._called} ran, and what came is of two moments: {'; '.join(changed)}. "
                 "Wait until sent(), or run with snapshot=True."
             )
 
@@ -470,10 +472,12 @@ class TransferRunner:
         """
         problems: list[str] = []
         group = self._own_group
+        self._called = self._name_of(report.version)
         if group.watch is not None and not group.watch.begin("the reports before the run", waits=True):
             raise self._error(False, group.watch.advice)
         try:
             problems, version, is_background, need_whole, are_ties_apart = report.agree(self._member)
+            self._called = self._name_of(report.version if version is None else version)
             group.enter("planning", True)
             multi_mesh = self._agreement.multi_mesh
             has_several_meshes = not multi_mesh.isdisjoint(report.only or multi_mesh)
@@ -495,7 +499,7 @@ class TransferRunner:
             text = "; ".join(problems).removesuffix(".")
             hint = " It runs with the shapes, types and placements that it was made for, the same tensors on all ranks."
             raise ValueError(
-                f"A Transfer over {of_ranks(self.ranks)} can't run, and nothing was sent: {text}."
+                f"{self._called} can't run, and nothing was sent: {with_paths(text, self._agreement.paths)}."
                 f"{hint if 'when the Transfer was made' in text else ''}"
             )
         if not is_background:
@@ -628,7 +632,11 @@ class TransferRunner:
         state = "some targets are new and others not, or half so" if is_written else "no target was written"
         watch = self._own_group.watch
         gone = () if watch is None else watch.gone
-        return TransferFailed(f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {said}", gone, is_written)
+        return TransferFailed(f"{self._called} failed, and {state}: {said}", gone, is_written)
+
+    def _name_of(self, version: int | None) -> str:
+        """Begin an error of a run, with its version if it has one."""
+        return f"A Transfer over {of_ranks(self.ranks)}" + ("" if version is None else f", version {version},")
 
     @contextmanager
     def _telling_interrupts(self) -> Iterator[None]:
