@@ -124,10 +124,11 @@ def enabled(*, strict: bool | None = None, **options: Unpack[Options]) -> Abstra
 
 
 def is_enabled() -> bool:
-    """Return whether the overlay is on in this process."""
+    """Return whether the overlay is on in this process. Under `run` also True before torch is imported, with which it
+    goes on."""
     from . import overlay
 
-    return overlay.is_enabled()
+    return overlay.is_enabled() or overlay.is_awaited()
 
 
 def options() -> Choices:
@@ -136,7 +137,7 @@ def options() -> Choices:
 
     Raises:
         OptionError: the overlay is off, and a variable ``TORCH_OVERLAY_<NAME>`` has a value that its option doesn't
-            take, or names an option of an earlier version.
+            take, names an option of an earlier version, or is misspelt.
 
     >>> import torch_overlay
     >>> torch_overlay.options().flatten
@@ -307,10 +308,11 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
         timeout: seconds that the ranks of the place wait for one another.
 
     Raises:
-        ValueError: a malformed address or rank, an empty key, or another key than rank 0 gave. After the timeout, since
-            an earlier place at the address may be about to close: a rank that is there already, or another
-            `world_size`.
+        ValueError: a malformed address, rank or timeout, an empty key, or another key than rank 0 gave. After the
+            timeout, since an earlier place at the address may be about to close: a rank that is there already, or
+            another `world_size`.
         RuntimeError: a rank didn't come in time; names it. Or rank 0 can't listen at the address.
+        OptionError: an environment variable of torch_overlay is misspelt, or has a wrong value. It is a ValueError.
         UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
 
     >>> import torch, torch_overlay
@@ -321,11 +323,14 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
     >>> target["w"]
     tensor([1., 1.])
     """
+    from .choices import from_environment
     from .overlay import require_recognised
     from .rendezvous.meeting import Place
+    from .transfer import checked_timeout
 
     require_recognised()
-    return Place(address, rank, world_size, key, timeout)
+    from_environment()  # or with a misspelt TORCH_OVERLAY_MEET_KEY nothing would be signed
+    return Place(address, rank, world_size, key, checked_timeout(timeout))
 
 
 def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
@@ -340,7 +345,7 @@ def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
         start: the index of the box's first element, along each dim.
 
     Raises:
-        TypeError: `local` isn't a plain tensor.
+        TypeError: `local` isn't a plain tensor, or a shape or start isn't of whole numbers.
         ValueError: the box isn't inside the whole tensor, or has another number of dims.
 
     >>> import torch, torch_overlay
@@ -448,7 +453,8 @@ def redistribute(
         device_mesh: the target mesh. By default each tensor stays on its own mesh.
         placements: one for all axes, one for each axis, a tree of these like `tensors`, or a function of a name (the
             keys on the path, joined by dots) and the tensor. Always needed, also with `device_mesh`.
-        budget: the bytes that buffers may take on a rank.
+        budget: the bytes that buffers may take on a rank. If ranks give different budgets, all use the smallest. A rank
+            may give another one than before if all ranks do.
 
     Returns:
         The same structure. A tensor that has the mesh and the placements already is returned as it is.
@@ -456,7 +462,8 @@ def redistribute(
     Raises:
         ValueError: the placements don't fit a tensor, or a tree of them has none for it; two leaves have one name; a
             tensor can't be reduced or can't go to that mesh, its local tensor isn't what its placements say, or the
-            budget is too small.
+            budget is too small. On all ranks: they ask for different tensors or placements, which is compared when
+            these are first moved so.
         TypeError: something in `placements` isn't a placement, or they aren't given for a single DTensor.
         RuntimeError: another rank has such a problem, this rank is in neither of two meshes, or communication failed.
         Exception: `NotPlanned` of the planner: a shard that goes to another mesh is no box, or its reduction isn't one

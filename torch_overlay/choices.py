@@ -150,22 +150,26 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Choices:
     'existing'
     """
     environ = os.environ if environ is None else environ
-    chosen: dict[str, object] = {}
+    chosen = DEFAULT
     for variable, text in environ.items():
         name = variable.removeprefix(PREFIX)
         if not variable.startswith(PREFIX) or name in OTHERS:
             continue
         if name.lower() in READERS or name.lower() in GONE:
-            chosen[name.lower()] = text
-        else:
-            # A warning and no error: the variable may be another tool's, or a mistyped name of ours.
-            known = [PREFIX + option.upper() for option in READERS]
-            hint = did_you_mean(variable, known) or f". Known: {', '.join(known)}"
-            warnings.warn(f"{variable} is no option of torch_overlay and changes nothing{hint}", stacklevel=2)
-    try:
-        return choose(DEFAULT, chosen)
-    except OptionError as error:
-        raise OptionError(f"{error} (from the environment, {PREFIX}...)") from None
+            try:
+                chosen = choose(chosen, {name.lower(): text})
+            except OptionError as error:
+                raise OptionError(f"{error} (from the environment, {variable}={text!r})") from None
+            continue
+        known = [PREFIX + option.upper() for option in (*READERS, *OTHERS)]
+        close = difflib.get_close_matches(name.upper(), [option.removeprefix(PREFIX) for option in known], n=1)
+        if close:
+            raise OptionError(f"The variable {variable} is no option; did you mean {PREFIX}{close[0]}?")
+        # A warning and no error: the variable may be another tool's.
+        warnings.warn(
+            f"{variable} is no option of torch_overlay and changes nothing. Known: {', '.join(known)}", stacklevel=2
+        )
+    return chosen
 
 
 def strict_from_environment(environ: Mapping[str, str] | None = None) -> bool:

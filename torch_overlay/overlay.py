@@ -259,7 +259,12 @@ def _set_options(chosen: choices.Choices) -> None:
     """Set these options for the whole process. The caller holds the lock."""
     global _chosen
     _chosen = chosen
-    vars(config).update(choices.switches(dataclasses.asdict(chosen)))
+    switches = choices.switches(dataclasses.asdict(chosen))
+    vars(config).update(switches, option_names={switch: name for name, switch in choices.SWITCHES.items()})
+    # Ranks with other options than these may wait for one another in the same meshes.
+    usual = choices.switches(dataclasses.asdict(choices.DEFAULT)) | {"mesh_check": chosen.check_mesh}
+    others = config.as_options({name: value for name, value in switches.items() if value != usual[name]})
+    config.chosen = f" with {', '.join(others)}" if others else ""
 
 
 def _arrived(session: Session, modules: list[str]) -> None:
@@ -350,6 +355,11 @@ def _leave_after(block: OpenBlock, error: BaseException) -> None:
 def is_enabled() -> bool:
     """See `torch_overlay.is_enabled`."""
     return _session is not None
+
+
+def is_awaited() -> bool:
+    """True under `run` before torch is imported: then the overlay goes on as soon as it is."""
+    return any(isinstance(finder, AfterImport) and TORCH in finder.wanted for finder in sys.meta_path)
 
 
 def options() -> choices.Choices:

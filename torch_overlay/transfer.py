@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from .distributed._mesh.text import of_ranks
-from .show.words import aligned, counted
+from .show.words import aligned, counted, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,6 +21,24 @@ if TYPE_CHECKING:
 
 BUDGET = 256 << 20  # bytes
 SHOWN = 32  # ranks, in print
+
+
+def checked_timeout(timeout: Any) -> timedelta:
+    """Return what a user gave as `timeout=`, in seconds or as a timedelta, as a timedelta.
+
+    Raises:
+        ValueError: it is neither, or not above 0.
+
+    >>> checked_timeout(2.5)
+    datetime.timedelta(seconds=2, microseconds=500000)
+    """
+    try:
+        limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
+        if isinstance(limit, timedelta) and limit > timedelta():
+            return limit
+    except (ValueError, OverflowError):  # not a number, or infinite
+        pass
+    raise ValueError(f"timeout= takes a number of seconds above 0, or a timedelta; got {timeout!r}.")
 
 
 class Transfer:
@@ -69,11 +88,12 @@ class Transfer:
             among themselves, and each element crosses to a machine once. Nothing is assumed of a rank without one.
 
     Raises:
-        ValueError: on every rank, with the names of the tensors: the sides don't fit, reading them failed on some rank,
-            pieces of a source leave something out, targets share memory, or only ranks that are gone had some part. On
-            every rank of the source and the target: the budget is too small. On this rank alone, before it talks to
-            others: an option has a wrong value.
-        TypeError: on this rank alone: `group` or `gone` is no list of ranks.
+        ValueError: on every rank, with the names of the tensors: the sides don't fit, no rank gives anything, reading
+            them failed on some rank, pieces of a source leave something out, targets share memory, or only ranks that
+            are gone had some part. On every rank of the source and the target: the budget is too small. On this rank
+            alone, before it talks to others: an option has a wrong value.
+        TypeError: on this rank alone: `group` or `gone` is no list of ranks, `budget` no whole number, or `names`
+            neither a dict nor a function.
         RuntimeError: a rank didn't come within the group's timeout; names it.
         UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
     """
@@ -99,9 +119,13 @@ class Transfer:
         from .transfers.runner import TransferRunner
 
         require_recognised()
-        limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
-        if limit is not None and limit <= timedelta():
-            raise ValueError(f"timeout= takes a number of seconds above 0, or a timedelta; got {timeout!r}.")
+        limit = None if timeout is None else checked_timeout(timeout)
+        if not isinstance(budget, int):
+            raise TypeError(f"budget= takes a whole number of bytes; got {budget!r}.")
+        if not (names is None or callable(names) or isinstance(names, Mapping)):
+            raise TypeError(
+                f"names= takes a dict from paths of the source to paths of the target, or a function; got {names!r}."
+            )
         self.budget = budget
         if changes not in (True, False, "cpu"):
             raise ValueError(f'changes= takes True, False or "cpu"; got {changes!r}.')
@@ -168,9 +192,10 @@ class Transfer:
                 first given.
             version: a number, for instance the step. All ranks then have it as `version`. Ranks that give one give the
                 same; those without sources may leave it out.
-            check: compare again the values of plain tensors and equal pieces that several ranks give, as when the
-                Transfer was made. This reads all of them. With `changes`, also send everything, so that targets which
-                somebody else wrote into are right again. The same on all ranks.
+            check: compare the values of plain tensors and equal pieces that several ranks give, as when the Transfer
+                was made, and of DTensors that are replicated along an axis. This reads all of them. With `changes`,
+                also send everything, so that targets which somebody else wrote into are right again. The same on all
+                ranks.
             async_op: run in the background, on a thread and on a GPU by a stream of its own, and return a handle. The
                 targets are undefined until its `wait()` returns, which raises the run's errors. The sources are read
                 until its `sent()` is true.
@@ -192,7 +217,8 @@ class Transfer:
                 - a rank called `refuse`, or a run in the background failed and nobody called its `wait()`.
 
                 After a run in the background it also means that a source was changed in place while it was read, as
-                its version counter says. Then the targets were written.
+                its version counter says, or that a tensor got other memory, as by `p.data = other`. Then the targets
+                were written.
             TransferFailed: a rank failed, or didn't come within the timeout. Names the rank and the step, and says
                 whether targets of this rank were written. The Transfer can't run again; the ranks that are left close
                 it, and make another one with ``gone=error.gone``. It is a RuntimeError.
@@ -260,25 +286,14 @@ class Transfer:
         sources, targets = self._runner.ends
         lines = [
             f"{self._runner.tensor_count} tensors from {of_ranks(sorted(sources))} to {of_ranks(sorted(targets))}, "
-            f"budget {_amount(self.budget)}"
+            f"budget {size_text(self.budget)}"
         ]
         if not self.traffic:
             return f"{lines[0]}; this rank has no part in it"
-        lines.append(f"{counted(self.exchanges, 'exchange')}; buffers of {_amount(self.staging)} on this rank at most")
+        lines.append(
+            f"{counted(self.exchanges, 'exchange')}; buffers of {size_text(self.staging)} on this rank at most"
+        )
         rows = [("rank", "sends", "gets")]
-        rows += [(str(rank), _amount(out), _amount(into)) for rank, (out, into, _) in self.traffic.items()]
+        rows += [(str(rank), size_text(out), size_text(into)) for rank, (out, into, _) in self.traffic.items()]
         more = [f"... {len(rows) - 1} ranks"] if rows[SHOWN + 1 :] else []
         return "\n".join([*lines, *aligned(rows[: SHOWN + 1], right=(0, 1, 2)), *more])
-
-
-def _amount(size: int) -> str:
-    """Return a number of bytes as text for people.
-
-    >>> _amount(1000), _amount(3 << 20)
-    ('1000 B', '3.0 MiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024  # type: ignore[assignment]
-    return f"{size} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -189,7 +189,7 @@ def met(tmp_path_factory):
 
 SQUARE = r"(a=2, b=2) on cpu over ranks 0 to 3 as 2:2, 2:1"
 SAME = "All ranks of a mesh must build the same meshes in the same order."
-LATE = "All that came build the same: rank 3 may be late, wait elsewhere, or have died."
+LATE = f"All that came build the same: rank 3 may be late, wait elsewhere, or have died{waiting.WITHOUT}."
 HALF = "=2) on cpu over ranks 0 to 3 as 2:1"
 FLAT = "=4) on cpu over ranks 0 to 3 as 4:1"
 SAID = {
@@ -211,6 +211,7 @@ def test_who_waits_says_once_who_builds_what(met, scene, kind):
         logged, error, *_ = met[scene, kind, rank]
         assert bool(error) == (rank in waiting), (rank, error)
         assert "rank 3 didn" in error or rank == 3 or "compared" not in scene
+        assert f"or skip it{waiting.WITHOUT}." in error or rank == 3 or "compared" not in scene
         assert len(logged) == (rank in waiting), (rank, logged)
         assert all(f"torch_overlay: Rank {rank} has waited 0.5 s for other ranks to " in line for line in logged), (
             logged
@@ -229,6 +230,9 @@ def test_who_waits_says_once_who_builds_what(met, scene, kind):
         ("other_names", "ranks 1, 3 build"),
         ("other_order", "rank 3 builds"),
         pytest.param("other_options", "rank 1 runs torch", marks=needs_package),
+        pytest.param(
+            "other_options", ", share_groups='names', create='members', flatten='existing', ", marks=needs_package
+        ),
         pytest.param("other_version", "rank 0 runs torch", marks=needs_package),
     ],
 )

@@ -51,19 +51,30 @@ def test_texts_and_values_mean_the_same():
 def test_a_wrong_text_names_the_environment():
     for name, text, words in (
         ("FLATTEN", "create", "flatten is one of 'whole', 'existing', not 'create'"),
+        ("CHECK_MESH", "maybe", "check_mesh is on or off"),
         ("COST", "plan", "There is no option 'cost' any more"),
     ):
-        with pytest.raises(OptionError, match=rf"{words}.*\(from the environment, TORCH_OVERLAY_"):
-            choices.from_environment({f"TORCH_OVERLAY_{name}": text})
+        with pytest.raises(OptionError, match=rf"{words}.*\(from the environment, TORCH_OVERLAY_{name}='{text}'\)"):
+            choices.from_environment({"TORCH_OVERLAY_CREATE": "world", f"TORCH_OVERLAY_{name}": text})
     with pytest.raises(OptionError, match="TORCH_OVERLAY_STRICT is on or off"):
         choices.strict_from_environment({"TORCH_OVERLAY_STRICT": "very"})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("CHEK_MESH", "CHECK_MESH"), ("FLATEN", "FLATTEN"), ("STRIKT", "STRICT"), ("MEET_KYE", "MEET_KEY")],
+)
+def test_a_misspelt_variable_is_an_error(name, meant):
+    """Once it was a warning, which programs hide: the check wasn't on, or what ranks said wasn't signed."""
+    with pytest.raises(OptionError, match=f"TORCH_OVERLAY_{name} is no option; did you mean TORCH_OVERLAY_{meant}.$"):
+        choices.from_environment({f"TORCH_OVERLAY_{name}": "1"})
 
 
 def test_an_unknown_variable_warns_and_the_engines_own_do_not(recwarn):
     choices.from_environment({"TORCH_OVERLAY_RUN": "1", "TORCH_OVERLAY_STRICT": "off", "OTHER": "x"})
     assert not recwarn.list
-    with pytest.warns(UserWarning, match="TORCH_OVERLAY_FLATEN is no option"):
-        assert choices.from_environment({"TORCH_OVERLAY_FLATEN": "x"}) == DEFAULT
+    with pytest.warns(UserWarning, match="TORCH_OVERLAY_HOME is no option"):
+        assert choices.from_environment({"TORCH_OVERLAY_HOME": "x"}) == DEFAULT
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,13 @@ def test_modules_and_code_run_too(command):
     assert done.stdout == "on\n['-c', 'y'] existing\n", done.stderr
 
 
+def test_who_asks_before_torch_is_imported_is_told_the_same(command):
+    code = "import sys, torch_overlay; print(torch_overlay.is_enabled(), 'torch' in sys.modules); import torch; "
+    code += "print(torch_overlay.is_enabled()); torch_overlay.disable(); print(torch_overlay.is_enabled())"
+    done = command("run", "-c", code)
+    assert done.stdout == "True False\nTrue\nFalse\n", done.stderr
+
+
 def test_children_of_every_kind_are_under_it(command, tmp_path):
     script = f"""
         import multiprocessing, os, subprocess, sys
@@ -223,7 +230,7 @@ def test_what_lies_there_is_a_program_or_not(tmp_path, monkeypatch):
     for name, words in (
         ("plain", "folder 'plain' has no __main__.py and no such command"),
         ("other.zip", "zip file 'other.zip' has no __main__.py"),
-        ("nothing", "no file 'nothing' and no such command on PATH"),
+        ("nothing", "no file 'nothing' and no such command on PATH or beside "),
     ):
         with pytest.raises(ValueError, match=words):
             run.command_of([], [name])

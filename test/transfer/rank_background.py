@@ -132,6 +132,35 @@ class BackgroundCases:
                 work.wait()
             sync.run(async_op=True).wait()  # nothing of it stays
 
+    def test_memory_that_is_exchanged_meanwhile_is_seen_on_both_sides(self):
+        """`p.data = other` raises no version counter. What arrives is what `p` held when the run began."""
+        given = torch.nn.Parameter(torch.zeros(6, 3)) if self.rank in (1, 6) else None
+        trees = [given if self.rank == 1 else None], [given if self.rank == 6 else None]
+        swaps = {
+            1: "rank 1: the source '0' was given other memory, as by .data, while it was sent",
+            6: "rank 6: the target '0' was given other memory, as by .data, before wait",
+        }
+        for keep in (False, True):
+            with torch_overlay.Transfer(*trees, keep=keep) as sync:
+                for value, (rank, words) in enumerate(swaps.items(), 1):
+                    if self.rank == 1:
+                        given.data = torch.full((6, 3), float(value))
+                    before, go = None if given is None else given.detach(), threading.Event()
+                    with held(go):
+                        work = sync.run(async_op=True)
+                        if self.rank == rank:
+                            given.data = torch.full((6, 3), -1.0)
+                        go.set()
+                        if given is None:
+                            work.wait()
+                            continue
+                        with self.assertRaisesRegex(ValueError, f"of two moments: {words}"):
+                            work.wait()
+                    self.assertEqual(before, torch.full((6, 3), float(value)))
+                sync.run()
+                if given is not None:
+                    self.assertEqual(given.detach(), torch.full((6, 3), 2.0))
+
     def test_a_snapshot_has_the_values_of_that_moment(self):
         weight, source, target = self.sides()
         optimizer = torch.optim.SGD([weight], lr=1.0)

@@ -54,7 +54,7 @@ REFUSED = (
     ("is on meta and was on cpu", lambda local: local.to("meta")),
     ("needs .* bytes of storage, and has 0", without_storage),
 )
-EXPANDED = "is expanded", lambda local: torch.zeros(1, 1, dtype=local.dtype).expand_as(local)
+EXPANDED = "overlaps itself", lambda local: torch.zeros(1, 1, dtype=local.dtype).expand_as(local)
 CONJUGATE = "is a conjugate", lambda local: torch.zeros(local.shape, dtype=local.dtype).conj()
 
 

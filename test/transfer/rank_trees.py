@@ -190,6 +190,53 @@ class TreeCases:
             with self.assertRaisesRegex(torch._dynamo.exc.Unsupported, "torch.compiler.disable"):
                 torch.compile(moved, backend="aot_eager", fullgraph=True)(given, to, placements)
 
+    def test_of_budgets_that_differ_the_smallest_counts(self):
+        """On one mesh and to another: once, again, and after all ranks gave others. Ranks hung until the timeout."""
+        mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (2, 4), ("a", "b"))
+        counts = []
+
+        class Counted(mesh_moves.Exchanges):
+            def __init__(self, schedule, count, *given):
+                counts.append(count)
+                super().__init__(schedule, count, *given)
+
+        tree = {name: filled(mesh, (64, 32), (S(0), S(1))) for name in "ab"}
+        with mock.patch.object(mesh_moves, "Exchanges", Counted):
+            for to, placements in ((None, (S(1), S(0))), (other, (S(1), R))):
+                for large, small in ((1 << 20, 4000), (1 << 20, 4000), (1 << 18, 3000), (1 << 19, 1 << 20)):
+                    budget = small if self.rank == 5 else large
+                    counts.clear()
+                    found = torch_overlay.redistribute(tree, to, placements, budget=budget)
+                    self.assertTrue(min(large, small) < 10_000 or not counts or counts == [1], (counts, small))
+                    self.assertTrue(min(large, small) > 10_000 or not counts or counts[0] > 1, (counts, small))
+                    for tensor in found.values():
+                        whole = torch.arange(64 * 32).reshape(64, 32) % 101
+                        want = distribute_tensor(whole.float(), to or mesh, placements, src_data_rank=None)
+                        self.assertEqual(tensor.to_local(), want.to_local())
+
+    def test_what_ranks_ask_for_is_the_same(self):
+        """Ranks that asked for different placements sent one another's shards by two different plans."""
+        mesh, other = make_root(range(WORLD), (8,), ("dp",)), make_root(SHUFFLED, (2, 4), ("a", "b"))
+        tree = {"a": filled(mesh, (16, 8), (S(0),)), "b": filled(mesh, (16, 8), (S(0),))}
+        for to, placements, odd, words in (
+            (
+                None,
+                R,
+                S(1),
+                r"'b' goes from .Shard.dim=0.,. to .Replicate..,. on ranks 0, 1, 3, 4, 5, 6, 7, and 'b' goes "
+                r"from .* to .Shard.dim=1.,. on rank 2",
+            ),
+            (other, (R, S(0)), (S(0), R), "'b' goes from .* on rank 2"),
+        ):
+            given = {"a": placements, "b": odd if self.rank == 2 else placements}
+            with self.assertRaisesRegex(ValueError, f"over ranks 0-7 is the same on all .* they differ: {words}"):
+                torch_overlay.redistribute(tree, to, given)
+            some = {"a": tree["a"]} if self.rank == 2 else tree
+            with self.assertRaisesRegex(ValueError, "nothing more is moved on rank 2"):
+                torch_overlay.redistribute(some, to, dict.fromkeys(some, placements))
+            found = torch_overlay.redistribute(tree, to, placements)["b"]
+            self.assertEqual(found.full_tensor(), tree["b"].full_tensor())
+
     def test_plans_that_are_remembered_and_forgotten(self):
         """Plans to another mesh: of the same specs made once, with the values of each time; whatever a rank forgot."""
         mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (2, 4), ("a", "b"))

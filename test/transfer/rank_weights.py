@@ -97,7 +97,7 @@ class WeightCases:
         mine[4] += self.rank > 5
         with self.assertRaisesRegex(
             ValueError,
-            "source 'w' is a plain .* one value on ranks 0-5, another on ranks 6, 7: give shards as DTensors",
+            "source 'w' is a plain .* one value on ranks 0-5, another on ranks 6, 7: give it on one rank alone, ",
         ):
             torch_overlay.Transfer({"w": mine}, {"w": torch.zeros(5)})
         with self.assertRaisesRegex(ValueError, r"'w' is float32 of shape \(5,\), a plain tensor, on ranks 0-5, and "):
@@ -119,6 +119,50 @@ class WeightCases:
                 transfer.run(check=True)
             self.assertEqual((target["w"], target["p"]), (torch.ones(5), torch.arange(8.0)))
             transfer.run()
+
+    def test_replicas_of_dtensors_are_compared_before_a_run_if_asked(self):
+        """Of two replicas that have drifted apart, a server gets rows of one and rows of the other."""
+        mesh = make_root(range(WORLD), (2, 2, 2), ("dp", "fsdp", "tp"))
+        source = {
+            name: DTensor.from_local(torch.full(shape, 1.0), mesh, placements, run_check=False)
+            for name, shape, placements in (
+                ("norm", (6,), [Replicate(), Replicate(), Replicate()]),
+                ("short", (1, 3), [Replicate(), Shard(0), Replicate()]),
+                ("up", (4, 3), [Replicate(), Shard(0), Shard(1)]),
+                ("whole", (4, 3), [Shard(0), Shard(0), Shard(1)]),
+            )
+        }
+        target = {name: torch.zeros(tensor.shape) for name, tensor in source.items()}
+        source["whole"].to_local().fill_(float(self.rank))  # cut along all axes: no rank has a replica
+        with torch_overlay.Transfer(source, target) as transfer:
+            transfer.run(check=True)
+            for tensor in target.values():
+                tensor.fill_(-1.0)
+            for drifted, words in (
+                (
+                    ("up",),
+                    r"'up' is replicated on its mesh, and its part of shape .4, 3. that starts at .4, 0. has one "
+                    "value on rank 2, another on rank 6: the replicas have drifted apart",
+                ),
+                (
+                    ("norm", "short"),
+                    "'norm' is replicated .* one value on ranks 0, 1, 2, 3, 4, 5, 7, another on rank 6: .* 'short' is "
+                    r"replicated .* its part of shape .1, 3. that starts at .1, 0. has one value on ranks 2, 3, 7, "
+                    "another on rank 6",
+                ),
+            ):
+                if self.rank == 6:
+                    for name in drifted:
+                        source[name].to_local().view(-1)[-1] += 1
+                with self.assertRaisesRegex(ValueError, f"nothing was sent: the source {words}"):
+                    transfer.run(check=True)
+                self.assertTrue(all(bool((tensor == -1).all()) for tensor in target.values()))
+                if self.rank == 6:
+                    for name in drifted:
+                        source[name].to_local().view(-1)[-1] -= 1
+            transfer.run(check=True)
+        for name in ("norm", "short", "up"):
+            self.assertEqual(target[name], torch.ones(source[name].shape))
 
     def test_one_source_goes_to_several_targets(self):
         mesh = make_root(range(WORLD), (8,), ("dp",))

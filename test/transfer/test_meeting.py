@@ -119,6 +119,33 @@ def test_a_digest_is_no_sum_of_products(one, other, dtype):
     assert digest(torch.tensor(one, dtype=dtype)) != digest(torch.tensor(other, dtype=dtype))
 
 
+def test_sizes_and_groups_that_differ_are_named_by_all_who_wait():
+    """Each waited in a meeting of its own, and read only that the other one didn't come."""
+    address = f"tcp://127.0.0.1:{forks.free_port()}"
+    with ThreadPoolExecutor(3) as ranks:
+        met = [
+            ranks.submit(torch_overlay.meet, address, rank=rank, world_size=size, timeout=2)
+            for rank, size in enumerate((3, 2))
+        ]
+        said = [str(rank.exception()) for rank in met]
+        assert (
+            "ranks 1, 2 didn't come within 2 s (rank 1: it came last to the same address with world_size 2)" in said[0]
+        )
+        assert "others give world_size 3" in said[1]
+        met = [ranks.submit(torch_overlay.meet, address, rank=rank, world_size=3, timeout=2) for rank in range(3)]
+        places = [rank.result() for rank in met]
+        tensor = [torch.zeros(2)]
+        made = [
+            ranks.submit(torch_overlay.Transfer, tensor, tensor, group=place, gone=gone)
+            for place, gone in zip(places, ((), (2,), ()), strict=True)
+        ]
+        said = [str(rank.exception()) for rank in made]
+        [*ranks.map(lambda place: place.close(), places)]
+    for rank in (0, 2):
+        assert "rank 1: it came last to a Transfer, of ranks 0, 1 (their number 1)" in said[rank], said
+    assert "rank 0: it came last to a Transfer, of ranks 0-2 (their number 3)" in said[1], said
+
+
 @contextlib.contextmanager
 def port_of(listens):
     with socket.socket() as free:

@@ -23,7 +23,7 @@ _PROGRAM = """PROGRAM is one of:
   -m MODULE   a module: -m pytest, -m torch.distributed.run
   -c CODE     code
   -           a script from standard input
-  COMMAND     a command on PATH that starts Python: torchrun, accelerate
+  COMMAND     a command on PATH, or beside this Python, that starts Python: torchrun, accelerate
 
 Python's own flags stand before PROGRAM and mean what they mean to python: -u, -i, -O, -B, -q, -v, -W arg, -X opt, ...
 
@@ -202,9 +202,11 @@ def command_of(flags: list[str], program: list[str]) -> list[str]:
     missing = _no_program(program[0])
     if missing is None:
         return python + program
-    found = shutil.which(program[0])
+    # Beside this Python, too: the environment of `venv/bin/python -m torch_overlay run torchrun` needn't be active.
+    beside = os.path.dirname(sys.executable)
+    found = shutil.which(program[0]) or (shutil.which(program[0], path=beside) if beside else None)
     if found is None:
-        raise ValueError(f"{missing} and no such command on PATH")
+        raise ValueError(f"{missing} and no such command on PATH or beside {sys.executable}")
     if flags:
         raise ValueError(
             f"{' '.join(flags)} is for Python, and {program[0]!r} is a command: give it to what that starts"

@@ -41,8 +41,8 @@ class Setting(NamedTuple):
 class PlainAttributes:
     """The attributes of a model's modules and tensors, and of the loader's own object, as they were when this was made.
 
-    Of other objects to which these refer only what holds a tensor on meta is restored: a server may change the rest
-    meanwhile.
+    The end of a `with` sets all attributes and entries back to the very objects that they were. Of other objects to
+    which these refer only what holds a tensor on meta is set back: a server may change the rest meanwhile.
     """
 
     def __init__(self, model: torch.nn.Module, load: Callable[..., object]) -> None:
@@ -75,8 +75,10 @@ class PlainAttributes:
             tables = [value.__dict__, *[each for each in value.__dict__.values() if isinstance(each, dict)]]
             self._others += [(table, dict(table)) for table in tables]
 
-    def restore(self) -> None:
-        """Set all attributes and entries back to the very objects that they were."""
+    def __enter__(self) -> PlainAttributes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for container, before in self._contents:
             if not _same_entries(container, before):
                 container.clear()

@@ -22,6 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..rendezvous.long_waits import said_if_long
 from ..transfers.pieces import Piece
 from .attributes import PlainAttributes, Setting, compare_calls
 from .loader_run import (
@@ -275,9 +276,10 @@ def find_landings(
             f"The parameters {listed(sharded)} of the model are DTensors, which say where they lie: give them to a "
             "Transfer as they are. landings() asks loaders of plain parameters."
         )
-    memory, attributes = ModelMemory(model), PlainAttributes(model, load)
-    asking = _Asking(load, memory, attributes)
-    try:
+    memory = ModelMemory(model)
+    words = f"asking the loader of {type(model).__name__} where it puts {len(metas)} tensors"
+    with said_if_long(words), PlainAttributes(model, load) as attributes:
+        asking = _Asking(load, memory, attributes)
         for apart in (False, True):
             asked = asking.ask(metas, apart)
             if asked.refused is not None:
@@ -296,8 +298,6 @@ def find_landings(
             # A fill lies in memory of a module of which something comes whole. Asked for one tensor at a time, the
             # loader shows which tensor the fill belongs to.
         settings = asking.settings(metas, records, left)
-    finally:
-        attributes.restore()
     found = Landings(load, model, metas, depends_on, memory)
     for meta in metas:
         record = records[meta.name]

@@ -17,9 +17,11 @@ import socket
 import time
 import weakref
 import zlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -30,12 +32,20 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c10d
 
 from ..distributed._mesh.text import of_ranks, ranks_text
+from . import long_waits
 from .team import DESCRIPTION, Common, Team, timeout_of
 from .watch import in_time
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+
+SOON = 0.001  # seconds between two looks of a rank that waits: at least,
+EACH = 1e-5  # for each rank of the meeting,
+WAKE = 0.25  # and at most
+LAST_MEETING = "torch_overlay/last_meeting"  # begins the keys under which ranks say where they came last
+MOST = 256  # ranks for which a rank that waits for long looks whether they have come
+GIVEN_UP = 1.0  # seconds after which a rank that waits also looks whether others gave up
 
 # For each world, how many meetings the ranks of a group, or of a list, have held. It makes the name of their next one.
 _numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
@@ -103,6 +113,7 @@ class Meeting:
     ) -> None:
         self.name, self.ranks, self.rank, self.store = name, ranks, rank, PrefixStore(name, store)
         self.timeout, self.purpose, self._seal, self.keeper = timeout, purpose, seal, keeper
+        self._last_meetings = PrefixStore(LAST_MEETING, store)
         self._hint = hint or (
             "All of these ranks call it, in one order with what else they do; a rank without a part gives None."
         )
@@ -125,6 +136,8 @@ class Meeting:
         if not self.store.check([key]):
             self.store.set(key, said)
         own = f"rank {self.rank}"
+        # For ranks that wait for this one elsewhere.
+        self._last_meetings.set(own, f"{self._where} (their number {self.name.rpartition('/')[2]})")
         self.store.set(own, key if self._seal is None else f"{key} {self._seal.of(self.purpose, own, key)}")
         self._wait()
         names = [f"rank {rank}" for rank in self.ranks]
@@ -170,19 +183,77 @@ class Meeting:
 
     def _wait(self) -> None:
         """Wait until all ranks have come."""
-        missing: list[int] = []
         try:
-            self.store.wait([f"rank {rank}" for rank in self.ranks], self.timeout)
-        except RuntimeError:
-            missing = [rank for rank in self.ranks if not self.store.check([f"rank {rank}"])]
+            missing = self._late()
+        except (KeyboardInterrupt, SystemExit):
+            # This rank may live on and call this again, when the others, that come later, would go on without it.
+            with suppress(RuntimeError):
+                self.store.compare_set("missing", "", json.dumps([-1 - self.rank]))
+            raise
         # The first rank to write decides for all. A rank may come just after another one has given up: without this,
         # it would go on, and the other would raise.
         missing = json.loads(self.store.compare_set("missing", "", json.dumps(missing)))
         if missing:
             raise RuntimeError(self._missing(missing))
 
+    def _late(self) -> list[int]:
+        """Wait until all ranks have come. Returns those that haven't within the timeout, or before one of them all said
+        that some are missing."""
+        begun, came, is_said = time.monotonic(), self._came(), False
+        while came < len(self.ranks):
+            waited = time.monotonic() - begun
+            if waited > long_waits.LONG and not is_said:
+                is_said, late = True, self._absent(self.ranks[came : came + MOST])
+                where, limit = self._where, self.timeout.total_seconds()
+                long_waits.say_wait(self.rank, waited, late, where, limit, self._elsewhere(late))
+            if waited > self.timeout.total_seconds():
+                return self._absent(self.ranks[came:])
+            # Not by `store.wait`, in which Ctrl-C does nothing until its timeout, after which torch logs two warnings.
+            # A share of what was waited: it costs next to nothing, and a late rank is seen almost at once.
+            time.sleep(min(max(waited / 20, len(self.ranks) * EACH, SOON), WAKE))
+            came = self._came(came)
+            if waited > GIVEN_UP and self.store.check(["missing"]):
+                break
+        return []
+
+    def _absent(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of the ranks that haven't come yet. By halves, which takes few requests if few are missing."""
+        if not ranks or self.store.check([f"rank {rank}" for rank in ranks]):
+            return []
+        half = len(ranks) // 2
+        return [*ranks] if not half else self._absent(ranks[:half]) + self._absent(ranks[half:])
+
+    @property
+    def _where(self) -> str:
+        """The meeting in words, after "in"."""
+        return f"{self.purpose[0].lower()}{self.purpose[1:]}, of {of_ranks(self.ranks)}"
+
+    def _elsewhere(self, ranks: Sequence[int]) -> dict[int, str]:
+        """For some ranks that haven't come, to which meeting they came last, in words."""
+        words = {}
+        for rank in ranks[: long_waits.SHOWN]:
+            if self._last_meetings.check([f"rank {rank}"]):
+                words[rank] = f"it came last to {self._last_meetings.get(f'rank {rank}').decode()}"
+        return words
+
+    def _came(self, known: int | None = None) -> int:
+        """Return how many of the ranks, in order, have come before one that hasn't, of which `known` were found before.
+
+        Of many ranks that wait, each asks for one other rank at a time, or else thousands of names would be looked up
+        some times in a second for each of thousands of ranks.
+        """
+        names, first = [f"rank {rank}" for rank in self.ranks], known or 0
+        if known is not None and not self.store.check(names[first : first + 1]):
+            return first
+        if self.store.check(names[first:]):
+            return len(names)
+        return bisect_left(range(len(names)), True, first, key=lambda n: not self.store.check(names[first : n + 1]))
+
     def _missing(self, ranks: list[int]) -> str:
-        """Return the text of the error about ranks that didn't come. On one of them, that came later, it says so."""
+        """Return the text of the error about ranks that didn't come."""
+        if ranks[0] < 0:
+            who = of_ranks([-1 - ranks[0]])
+            return f"{self.purpose} needs {of_ranks(self.ranks)}, and {who} was interrupted in it. {self._hint}"
         limit = f"{self.timeout.total_seconds():g} s"
         if self.rank in ranks:
             return (
@@ -190,9 +261,10 @@ class Meeting:
                 f"and gave up before rank {self.rank} came. If this rank left one out before, it calls this once more "
                 f"than the others do. {self._hint}"
             )
+        elsewhere = "; ".join([f"rank {rank}: {where}" for rank, where in self._elsewhere(ranks).items()])
         return (
-            f"{self.purpose} needs {of_ranks(self.ranks)}, and {of_ranks(ranks)} didn't come within {limit}. "
-            f"{self._hint}"
+            f"{self.purpose} needs {of_ranks(self.ranks)}, and {of_ranks(ranks)} didn't come within {limit}"
+            f"{f' ({elsewhere})' if elsewhere else ''}. {self._hint}"
         )
 
     def _clear(self, keys: list[str]) -> None:
@@ -252,14 +324,14 @@ class Place:
         RuntimeError: a process didn't come within the timeout.
     """
 
-    def __init__(self, address: str, rank: int, world_size: int, key: str | bytes | None, timeout: float) -> None:
+    def __init__(self, address: str, rank: int, world_size: int, key: str | bytes | None, timeout: timedelta) -> None:
         host, port = _read(address)
         if not 0 <= rank < world_size:
             raise ValueError(f"meet() needs a rank from 0 to {world_size - 1}, world_size - 1; got {rank}.")
         key = os.environ.get(KEY) if key is None else key
         if key is not None and not key:
             raise ValueError(f"meet() needs a key that isn't empty, or none: by key=, or by {KEY}.")
-        self.rank, self.size, self.timeout = rank, world_size, timedelta(seconds=timeout)
+        self.rank, self.size, self.timeout = rank, world_size, timeout
         self._common: Common | None = None
         # How many meetings, and how many teams, each list of ranks has had. It makes the name of the next one.
         self._address, self._meetings, self._teams = address, Counter[str](), Counter[str]()
@@ -285,6 +357,9 @@ class Place:
             worlds = self.meeting(self._purpose).say(_world())
         except Exception:
             self.close()
+            raise
+        except BaseException:  # Ctrl-C: nobody leaves because this rank does
+            self._close(0)
             raise
         own_token = worlds[rank][0]
         self.numbers = {
@@ -402,6 +477,10 @@ class Place:
     def close(self) -> None:
         """Leave the place, and end its store on rank 0. Rank 0 waits up to LEAVING seconds for the others to leave, and
         then frees the port. A second call does nothing. Raises nothing if rank 0 is gone."""
+        self._close(LEAVING)
+
+    def _close(self, seconds: float) -> None:
+        """Do what `close` says. Rank 0 waits up to `seconds` for the others."""
         _open.discard(self)
         store, self._store, self._common = self._store, None, None
         if store is None:
@@ -413,9 +492,9 @@ class Place:
             if self.rank == 0:
                 store.set("closed", "")
             store.set(f"left {self.rank}", "")
-            if self.rank == 0:
+            if self.rank == 0 and seconds:
                 came = [rank for rank in range(self.size) if store.check([f"came {rank}"])]
-                store.wait([f"left {rank}" for rank in came], timedelta(seconds=LEAVING))
+                store.wait([f"left {rank}" for rank in came], timedelta(seconds=seconds))
 
         try:
             in_time(leave, 2 * LEAVING)
@@ -473,9 +552,14 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
 
     Or a place that was there before may be about to close.
     """
-    until, limit = time.monotonic() + place.timeout.total_seconds(), f"{place.timeout.total_seconds():g} s"
+    begun, seconds = time.monotonic(), place.timeout.total_seconds()
+    until, limit = begun + seconds, f"{seconds:g} s"
     problem: Exception | None = None
+    is_said, found = False, "it isn't there yet"
     while True:
+        if time.monotonic() - begun > long_waits.LONG and not is_said:
+            is_said, where = True, f"{purpose[0].lower()}{purpose[1:]}"
+            long_waits.say_wait(place.rank, time.monotonic() - begun, [0], where, seconds, {0: found})
         try:
             # By a plain socket first: torch's logs a warning for every try that fails.
             socket.create_connection((host, port), timeout=5 * AGAIN).close()
@@ -490,6 +574,10 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
                 if size != place.size:
                     # Not raised at once: if the job was started again with more processes, this may be the old
                     # place, which is about to be closed.
+                    found = f"it gives world_size {size}"
+                    # For rank 0, which waits for this one.
+                    other_size = f"the same address with world_size {place.size}"
+                    PrefixStore(LAST_MEETING, store).set(f"rank {place.rank}", other_size)
                     problem = ValueError(
                         f"{purpose}: others give world_size {size}. All give the same one. If theirs is a place of "
                         f"before, it closes first, and it didn't within {limit}."
@@ -497,6 +585,7 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
                 elif store.compare_set(f"came {place.rank}", "", nonce).decode() == nonce:
                     return store
                 else:
+                    found = f"there is another rank {place.rank}"
                     problem = ValueError(
                         f"{purpose} has a rank {place.rank} already, and it didn't leave within {limit}. Each process "
                         "has a rank of its own; after a restart rank 0 closes the place, and all meet again."
@@ -506,6 +595,7 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
         except socket.gaierror as error:
             # Not raised at once: a cluster may learn the name when rank 0's host is up.
             if not isinstance(problem, _UnknownHost):
+                found = "its host name isn't known here"
                 logger.warning("%s: %s Trying for %s.", purpose, _unknown(host, error), limit)
             problem = _UnknownHost(
                 f"{purpose}: {_unknown(host, error)} Tried for {limit}. Give the name or the address of rank 0's host, "

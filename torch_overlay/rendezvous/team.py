@@ -28,7 +28,7 @@ from torch.distributed.distributed_c10d import ProcessGroup
 from ..distributed import config
 from ..distributed._mesh.text import of_ranks
 from ..distributed.distributed_c10d import MemberNames
-from .watch import in_time
+from .watch import in_time, interruptibly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -268,7 +268,11 @@ class Team:
     def wait(self, message: dist.Work) -> None:
         """Wait until a message of gloo's was sent or came. If `extend_timeout` was called, its timeout holds: the
         message itself still has the one with which its group was made."""
-        message.wait() if self._limit is None else message.wait(self._limit)
+        limit = () if self._limit is None else (self._limit,)
+        if self.is_on_gloo:
+            interruptibly(lambda: message.wait(*limit))
+        else:  # the current stream waits, which is that of this thread
+            message.wait(*limit)
 
     @property
     def _groups(self) -> list[ProcessGroup]:
@@ -354,14 +358,15 @@ class Team:
         peers = [*range(place + 1, size), *range(place)]
         # Sizes first, in both columns: what this rank sends, and what it gets.
         sizes = torch.tensor([[len(message), 0] for message in messages], dtype=torch.int64, device="cpu")
-        self._send_and_receive({peer: sizes[peer, :1] for peer in peers}, {peer: sizes[peer, 1:] for peer in peers})
+        into = {peer: sizes[peer, 1:] for peer in peers}
+        interruptibly(lambda: self._send_and_receive({peer: sizes[peer, :1] for peer in peers}, into))
         received = {peer: bytearray(count) for peer, count in enumerate(sizes[:, 1].tolist()) if count}
         sent = {peer: bytearray(messages[peer]) for peer in peers if messages[peer]}
         out, into = (
             {peer: torch.frombuffer(data, dtype=torch.uint8) for peer, data in direction.items()}
             for direction in (sent, received)
         )
-        self._send_and_receive(out, into)
+        interruptibly(lambda: self._send_and_receive(out, into))
         return [messages[place] if peer == place else bytes(received.get(peer, b"")) for peer in range(size)]
 
     def _send_and_receive(self, out: Mapping[int, torch.Tensor], into: Mapping[int, torch.Tensor]) -> None:
@@ -378,7 +383,9 @@ class Team:
         if len(self.ranks) == 1 or self.group is None:
             return own[None]
         if self.control is not None:
-            return self._gather_by_doubling(self.control, own)
+            control = self.control
+            rows: torch.Tensor = interruptibly(lambda: self._gather_by_doubling(control, own))
+            return rows
         given = own.to(self.device)
         rows = given.new_empty(len(self.ranks), len(own))
         self.call(dist.all_gather)([*rows.unbind()], given, group=self.group)

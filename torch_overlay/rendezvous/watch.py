@@ -15,6 +15,7 @@ that is busy, or hasn't come yet, does, since its listener runs beside its progr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -23,11 +24,13 @@ import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from ..distributed._mesh.text import of_ranks
 from ..errors import TransferFailed
+from . import long_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +45,7 @@ ASK = 0.05  # seconds between two questions of a rank that waits for answers
 ANSWER = 3.5  # seconds in which ranks answer a call; more than LISTEN
 FIRST = 4.0  # seconds in which the store has to answer its first request, so that all ranks raise within five
 STORE = 5.0  # seconds in which it has to answer all others, beside the wait for ranks
+LEFT = 200  # of so many of the last runs that waited for long, the keys in the store are deleted
 STATUS = 3.0  # seconds that `status()` waits for the answers; more than twice LISTEN
 ASKED_AFTER = 2.0  # seconds of waiting after which `status()` asks the store which ranks are missing
 CONNECT = timedelta(seconds=10)  # the least time that ranks get to connect, however short the timeout of a run is
@@ -71,6 +75,82 @@ def ask_aside(ask: Callable[[], Any]) -> Future[Any]:
 def in_time(ask: Callable[[], Any], seconds: float) -> Any:
     """Call `ask` on a thread of its own, and wait for its result for at most `seconds`."""
     return ask_aside(ask).result(seconds)
+
+
+class _Waiter:
+    """A thread that waits in place of the main thread."""
+
+    def __init__(self) -> None:
+        self._idle: SimpleQueue[_Call | None] | None = None  # of the thread that has nothing to do, if there is one
+
+    def call(self, wait: Callable[[], Any]) -> Any:
+        """Call `wait` on the thread, and return what it returns, or raise what it raises. If a signal's handler raises
+        meanwhile, that is raised at once; the call then goes on until it ends by itself."""
+        thread, self._idle = self._idle, None
+        if thread is None:
+            thread = SimpleQueue()
+            threading.Thread(target=_serve, args=(thread,), name="torch_overlay waits", daemon=True).start()
+        call = _Call(wait)
+        thread.put(call)
+        try:
+            call.ended.acquire()
+        except BaseException:
+            thread.put(None)
+            raise
+        self.end()  # of a thread that a signal's handler used meanwhile
+        self._idle = thread
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def end(self) -> None:
+        """End the idle thread, if there is one."""
+        thread, self._idle = self._idle, None
+        if thread is not None:
+            thread.put(None)
+
+
+class _Call:
+    """A call of the main thread, which is done on another one. `ended` is released when it has ended."""
+
+    def __init__(self, wait: Callable[[], Any]) -> None:
+        self.wait: Callable[[], Any] | None = wait
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+
+def _serve(calls: SimpleQueue[_Call | None]) -> None:
+    """Do one call after the other, until None comes. Runs on the waiter's thread, and holds nothing between calls."""
+    while (call := calls.get()) is not None:
+        try:
+            if call.wait is not None:
+                call.result = call.wait()
+        except BaseException as error:
+            call.error = error
+        finally:
+            call.wait = None
+            call.ended.release()
+            del call
+
+
+_waiter = _Waiter()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_waiter.__init__)  # type: ignore[misc]
+
+
+def interruptibly(wait: Callable[[], Any]) -> Any:
+    """Call `wait`, which blocks outside of Python, for instance in gloo, in such a way that Ctrl-C ends it. Returns
+    what it returns; raises what it raises, or what a signal's handler raises.
+
+    Python runs handlers in the main thread alone, between two of its instructions: in gloo, Ctrl-C did nothing until
+    the other rank came. So there another thread calls `wait`, while the main thread waits for a lock, which signals
+    wake. `wait` may use nothing that belongs to a thread, as streams and modes do.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return wait()
+    return _waiter.call(wait)
 
 
 class Position(NamedTuple):
@@ -149,6 +229,8 @@ class Watch:
         self._close_connections, self._count_failure = close_connections, count_failure
         # The position and when it was entered. Replaced as a whole, since other threads read it without a lock.
         self._at = Position(0, 0, False, "making"), time.monotonic()
+        self._begun = time.monotonic()  # the run
+        self._said = -1, -1  # the last runs in which this rank said that it works, or waits, for long
         self._heard = 0  # calls of other ranks that this one has answered
         self._can_listen = True  # whether the store still answers
         self._lock = threading.Lock()
@@ -175,7 +257,8 @@ class Watch:
                 return False
         if self.said is not None:
             raise TransferFailed(f"This Transfer failed before, and can't run again: {self.advice}", self.gone)
-        self._at = Position(run, 1, waits, text), time.monotonic()
+        self._begun = time.monotonic()
+        self._at = Position(run, 1, waits, text), self._begun
         return True
 
     @property
@@ -322,6 +405,47 @@ class Watch:
         if position.waits and position.seconds > limit.total_seconds() and not self.is_cut:
             self._is_late = True
             self.cut()
+        elif position.step not in (0, OVER) and not self.is_cut:
+            self._say_if_long(position, limit.total_seconds())
+
+    def _say_if_long(self, position: Position, limit: float) -> None:
+        """Log, once in each run, that this rank waits for long, and that it works for long."""
+        worked, waited = self._said
+        if position.waits and position.seconds > long_waits.LONG and waited < position.run:
+            self._said = worked, position.run
+            ask_aside(lambda: self._say_wait(position, limit))
+        elif not position.waits and time.monotonic() - self._begun > long_waits.LONG and worked < position.run:
+            self._said = position.run, waited
+            long_waits.say_work(
+                self.rank, time.monotonic() - self._begun, f"{position.text}, in {self._where(position)}"
+            )
+
+    def _where(self, position: Position) -> str:
+        """The run in which a rank is, in words."""
+        of = f"a Transfer over {of_ranks(self.ranks)}"
+        return f"run {position.run} of {of}" if position.run else f"making {of}"
+
+    def _say_wait(self, position: Position, limit: float) -> None:
+        """Find out for which ranks this one waits, and log it, unless they have come meanwhile. The first rank to wait
+        for long asks all ranks, and the others read what it found: an answer of each rank to each would be too much."""
+        missing: list[list[Any]] = []
+        with contextlib.suppress(FutureTimeout, RuntimeError):
+            key = f"long {position.run}"
+            if self._store.add(key, 1) == 1:
+                missing = self._waited_for()
+                self._store.set(f"{key} for", json.dumps(missing))
+            else:
+                until = time.monotonic() + 3 * LISTEN
+                while not self._store.check([f"{key} for"]) and time.monotonic() < until:
+                    time.sleep(LISTEN / 4)
+                missing = json.loads(self._store.get(f"{key} for")) if self._store.check([f"{key} for"]) else []
+        now = self.position
+        if now[:4] == position[:4] and not self.is_cut:
+            doing = {
+                rank: "it doesn't answer" if does is None else does for rank, does, _ in missing if rank != self.rank
+            }
+            where = f"{self._where(position)}, {position.text}"
+            long_waits.say_wait(self.rank, now.seconds, [*doing], where, limit, doing)
 
     def listen(self) -> None:
         """Answer the calls of other ranks, and close the connections if one of them failed. Called by the listener."""
@@ -359,12 +483,16 @@ class Watch:
     def waited_for(self) -> list[int]:
         """Ask all ranks where they are, and return those for which this rank waits. Takes up to twice LISTEN
         seconds."""
+        return [rank for rank, *_ in self._waited_for()]
+
+    def _waited_for(self) -> list[list[Any]]:
+        """Do what `waited_for` does. Returns what `_missing` returns."""
         store, position = self._store, self.position
         number = store.add("calls", 1)
         store.set(f"call {number}", "question")
         self._answer(number, position)
         failure = Failure(self.rank, position.run, position.text, "", True)
-        return [rank for rank, *_ in self._missing(failure, self._answers(number, 2 * LISTEN))]
+        return self._missing(failure, self._answers(number, 2 * LISTEN))
 
     def close(self, why: str = CLOSED) -> None:
         """Stop watching. The other ranks find in the store how far this rank came, and why it left; the last one to
@@ -384,6 +512,7 @@ class Watch:
             return
         calls = range(1, store.add("calls", 0) + 1)
         keys = [f"closed {rank}" for rank in self.ranks] + [f"call {n}" for n in calls] + ["failure", "missing"]
+        keys += [key for run in range(self._said[1] + 1) for key in (f"long {run}", f"long {run} for")][-LEFT:]
         for key in (*keys, *[f"answer {n} {rank}" for n in calls for rank in self.ranks], "calls", "closed"):
             store.delete_key(key)
 
@@ -463,8 +592,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def end_threads() -> None:
-    """End the clock and the listener. Called at the end of the process."""
+    """End the clock, the listener and the waiter. Called at the end of the process."""
     _threads.end()
+    _waiter.end()
 
 
 def under_way() -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from ..transfers._planner.schedule import Flow
 from ..transfers._planner.sides import Ranks, Side
 from . import screen
 from .typed import Placement, regions
-from .words import aligned, amount, brief, counted, fitted
+from .words import aligned, counted, fitted, size_text
 
 End = tuple[Sequence[Placement], tuple[int, ...], tuple[int, ...]]  # placements, sizes and ranks of a mesh
 
@@ -59,7 +59,7 @@ class FlowExplanation(screen.Shown):
         """The explanation for a terminal of this many columns."""
         way = f"from {of_ranks(self.sources)} to {of_ranks(self.targets)}"
         where = f"on {of_ranks(self.sources)}" if self.sources == self.targets else way
-        title = f"{counted(self.tensors, 'tensor')}, {amount(self.size)}, {where}"
+        title = f"{counted(self.tensors, 'tensor')}, {size_text(self.size)}, {where}"
         head = [*screen.styled(fitted(title, width), "title")]
         head += screen.styled(fitted(f"overlay: {self.steps()}", width), "side")
         if not self.flow.sent:
@@ -84,9 +84,9 @@ class FlowExplanation(screen.Shown):
         # Without any step at all it says "0 exchanges", since an empty line would read like an error.
         steps += [counted(exchanges, "exchange")] if exchanges or not (self.reduced or self.alone) else []
         steps += [f"{counted(self.alone, 'tensor')} one by one"] if self.alone else []
-        total = f"; {amount(sum(self.flow.sent.values()))} in all" if self.flow.sent else ""
-        buffers = f"; buffers of {amount(self.flow.staged)} on a rank at most" if self.flow.staged else ""
-        return f"{', '.join(steps)}{total}{buffers} (budget {amount(self.budget)})"
+        total = f"; {size_text(sum(self.flow.sent.values()))} in all" if self.flow.sent else ""
+        buffers = f"; buffers of {size_text(self.flow.staged)} on a rank at most" if self.flow.staged else ""
+        return f"{', '.join(steps)}{total}{buffers} (budget {size_text(self.budget)})"
 
     def sums(self) -> tuple[Counter[int], Counter[int]]:
         """For each rank, the bytes that it sends, and those that it gets."""
@@ -119,7 +119,7 @@ class FlowExplanation(screen.Shown):
         lines = [line for row in aligned(rows, right=(0, 1, 2)) for line in fitted(row, width)]
         if len(self.ranks) <= SHOWN:
             return lines
-        most = f"the busiest sends {amount(max(out.values()))}, gets {amount(max(into.values()))}"
+        most = f"the busiest sends {size_text(max(out.values()))}, gets {size_text(max(into.values()))}"
         return [*lines, f"... {len(self.ranks)} ranks; {most}"]
 
     def _named(self, peers: list[int]) -> str:
@@ -138,7 +138,7 @@ class FlowExplanation(screen.Shown):
 
 def _bytes_text(size: int) -> str:
     """A number of bytes in few characters, for a cell of a table; a dot for none."""
-    return brief(size) if size else "·"
+    return size_text(size).replace(" ", "").removesuffix("iB").removesuffix("B") if size else "·"
 
 
 def of_words(

@@ -26,6 +26,20 @@ def amount(count: int) -> str:
     return f"{int(value) if value.is_integer() else two_digits(value)} {unit}"
 
 
+def size_text(count: int) -> str:
+    """A number of bytes with one digit after the point, as what a Transfer sends is printed.
+
+    >>> size_text(1000), size_text(3 << 20), size_text(150_630)
+    ('1000 B', '3 MiB', '147.1 KiB')
+    """
+    value, unit = float(count), "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, bigger
+    return f"{f'{value:.1f}'.removesuffix('.0')} {unit}"
+
+
 def brief(count: int) -> str:
     """A number of bytes in few characters, for cells of a table.
 

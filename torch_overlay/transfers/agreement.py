@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ..distributed._mesh.text import of_ranks
 from ..errors import TransferFailed
 from ..rendezvous.group import common_of, meeting_of, most_listed, new_control_group
+from ..rendezvous.long_waits import said_if_long
 from ..rendezvous.meeting import Place, checked_ranks
 from ..rendezvous.team import Team
 from ..rendezvous.watch import Watch
@@ -35,6 +36,7 @@ from .planner_ranks import (
 )
 from .tensor_moves import TensorMove, check_nothing_is_lost, moves_from_planners, moves_of, moves_of_checkpoint
 from .transfer_plan import bytes_to_read_into
+from .trees import with_paths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,6 +91,7 @@ class Agreement:
         multi_mesh: the names of the sources that lie on several meshes.
         contents: the checkpoint that is the source; None if tensors are.
         files: the checkpoint's files, if this rank reads it: its own.
+        paths: by name, the paths of sources that `names=` calls otherwise on this rank: its own.
         verdict: what planners said to all ranks; None if nobody asked planners.
         name_keys: the keys of the names that planners planned, ascending.
     """
@@ -108,6 +111,7 @@ class Agreement:
     multi_mesh: frozenset[str]
     contents: Contents | None
     files: Files | None
+    paths: Mapping[str, str]
     verdict: Verdict | None
     name_keys: array[int]
 
@@ -140,8 +144,10 @@ def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meetin
     meeting.timeout = options.timeout or meeting.timeout
     # A relay is planned from the pieces of all ranks.
     most = None if options.relay else most_listed(place, len(meeting.ranks))
-    own = describe(source, target, options.names, place, most)
-    own = own._replace(description=_with_options(own.description, options))
+    with said_if_long("reading its tensors, or the headers of its checkpoint, for a Transfer"):
+        own = describe(source, target, options.names, place, most)
+    given = _with_options(own.description, options)._replace(gives_nothing=source is None and target is None)
+    own = own._replace(description=given)
     descriptions = all_from_data(meeting.say(as_data(own.description)))
     tensors: Sequence[Tensor] = []
     left_out: dict[str, tuple[str, ...]] = {}
@@ -157,7 +163,7 @@ def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meetin
             tensors, left_out = agreed(descriptions, gone, options.strict)
     except ValueError as error:
         # The traceback of reading this rank's own trees says more than the text that all ranks have.
-        raise error from own.error
+        raise type(error)(with_paths(str(error), own.paths)) from own.error
     # Ranks without a part in the Transfer give no budget.
     budget = min(d.budget for d in descriptions.values() if d.budget is not None)
     hosts = {rank: d.host for rank, d in descriptions.items() if d.host is not None}
@@ -194,6 +200,7 @@ def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meetin
         multi_mesh=planned.multi_mesh.union([tensor.name for tensor in known if tensor.source.meshes > 1]),
         contents=contents,
         files=own.files,
+        paths=own.paths,
         verdict=verdict,
         name_keys=planned.name_keys,
     )
@@ -316,6 +323,10 @@ def _ask_in_time(
         said = watch.settle(error, is_own=not watch.position.waits)
         watch.close()
         raise TransferFailed(f"A Transfer over {of_ranks(members)} can't be made: {said}", watch.gone) from error
+    except BaseException as error:
+        watch.settle(RuntimeError(f"it was interrupted ({type(error).__name__})"), is_own=True)
+        watch.close()
+        raise
     watch.end()
     watch.close()
     return answered

@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..distributed.tensor._planner.regions import NotPlanned
 from ._planner.memory import Shared
 from .descriptions import SIDES
-from .pieces import Chunk, Piece, Pieces, Plain, part_of, piece_text, settled
+from .pieces import (
+    Chunk,
+    Piece,
+    Pieces,
+    Plain,
+    lack_of_memory,
+    overlaps_itself,
+    part_of,
+    piece_text,
+    settled,
+    tensor_with_chunks,
+)
 from .sharding import Meshes, sharding_of
 
 if TYPE_CHECKING:
@@ -101,9 +113,37 @@ class BoundTensor:
         return f"the {self._side} {self.name!r} was changed in place while it was sent"
 
     @property
+    def memory(self) -> object:
+        """Where the tensor lies, to compare with later: `p.data = other` changes that, and no version counter. While
+        the value lives, no other storage equals it."""
+        # The chunks of a tensor may be new views each time, or copies.
+        local = tensor_with_chunks(self._tensor.owner) if isinstance(self._tensor, Chunk) else self.local
+        return StorageWeakRef(local.untyped_storage()), local.data_ptr()
+
+    @property
+    def moved_text(self) -> str:
+        """The problem to report if `memory` changed during a run in the background."""
+        if self._side == "source":
+            return f"the source {self.name!r} was given other memory, as by .data, while it was sent"
+        return (
+            f"the target {self.name!r} was given other memory, as by .data, before wait(), and the old one was written"
+        )
+
+    @property
     def box(self) -> Box | None:
         """The box of the whole tensor that a plain tensor or a piece holds; None for a DTensor."""
         return None if self._tensor._spec is not None else cast("Plain", self._tensor).shape_and_box[1]
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The ranks of a DTensor's mesh that hold the box that this rank holds, with this one; empty for a plain tensor
+        or a piece, of which this rank alone doesn't know who else has it."""
+        mesh, (_, sizes, orders, _) = self._tensor.device_mesh, self._sharding.regions
+        if mesh is None:
+            return ()
+        cutting = {axis for axes in orders for axis in axes}
+        here = tuple([at if axis in cutting else slice(None) for axis, at in enumerate(mesh.get_coordinate() or ())])
+        return tuple(torch.tensor(self._sharding.ranks, device="cpu").reshape(sizes)[here].flatten().tolist())
 
     def part(self, local: torch.Tensor) -> Part | None:
         """Describe where this rank's box of the whole tensor lies in memory; None if the box has no element. The rank
@@ -173,16 +213,12 @@ class BoundTensor:
         if location != self.location:
             steps = [(length - 1) * stride for length, stride in zip(self._shape, strides)]
             self._needed = (offset + sum(steps) + 1) * self._dtype.itemsize if local.numel() else 0
-            self._overlaps = bool(local.numel()) and any(
-                length > 1 and not stride for length, stride in zip(self._shape, strides)
-            )
+            self._overlaps = overlaps_itself(self._shape, strides)
             self.location = location
         storage = local.untyped_storage()
-        size = storage.nbytes()
-        if size < self._needed:
-            # FSDP frees a gathered parameter by resizing its storage to 0. The tensor keeps its shape, without memory.
-            freed = "" if size else " (FSDP frees parameters that it gathered: take them after reshard())"
-            return f"needs {self._needed} bytes of storage, and has {size}{freed}"
+        lack = lack_of_memory(local, self._needed)
+        if lack is not None:
+            return lack
         base = local._base if self._spec is None and storage._cdata == self._storage else None
         if base is not None and base.untyped_storage()._cdata != self._storage:
             # p[:4] keeps the memory that p had. After `p.data = other` it isn't a part of p any more.
@@ -194,7 +230,7 @@ class BoundTensor:
             if local.is_conj() or local.is_neg():
                 return "is a conjugate or a negative view, which has no memory of its own to write to"
             if self._overlaps:
-                return "is expanded: several elements share one place in memory"
+                return "overlaps itself, as an expanded tensor does: several elements share one place in memory"
         return None
 
 

@@ -526,7 +526,8 @@ class ChangesOnly(Exchanges):
         )
         given = torch.tensor([*itertools.chain(*own)], dtype=torch.int64, device=self.team.device)
         came = given.new_empty(sum(into))
-        self.team.call(dist.all_to_all_single)(came, given, into, out, group=self.team.group)
+        exchange = self.team.call(dist.all_to_all_single)
+        self._wait(exchange(came, given, into, out, group=self.team.group, async_op=True))
         return [Header(*row) for row in came.view(-1, len(Header._fields)).tolist()]
 
     def _await_exchange(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:

@@ -23,6 +23,8 @@ import torch
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..distributed.tensor._planner.regions import Box
+from ..rendezvous.long_waits import said_if_long
+from ..show.words import counted
 from ._planner.schedule import aligned, blocks
 from ._planner.sides import Ranks
 from .exchanges import Torn
@@ -360,6 +362,14 @@ class Rounds:
         Arguments are those of `Exchanges.run`. `sources` isn't used. No views are kept for the next run, since the
         sources lie in other buffers then: `keeps` and `state` change nothing.
         """
+        if watch is None and self._rounds:  # which says so where there are several ranks
+            with said_if_long(f"reading a checkpoint, in {counted(len(self._rounds), 'round')}"):
+                self._run_rounds(targets, sent, None)
+        else:
+            self._run_rounds(targets, sent, watch)
+
+    def _run_rounds(self, targets: Locals, sent: Callable[[], None], watch: Watch | None) -> None:
+        """Do what `run` does. Collective."""
         self.written = frozenset()
         # Two buffers for all rounds: one is read into while the other is sent. Reading into memory that was written
         # before is seven times as fast as into new memory, which the system fills with zeros first.

@@ -54,6 +54,11 @@ def agreed(
 
 def check_ranks(descriptions: Mapping[int, Description]) -> None:
     """Check that every rank can take part, and that all give the same options."""
+    if all(description.gives_nothing for description in descriptions.values()):
+        raise ValueError(
+            f"A Transfer needs a source and a target, and got None for both on {of_ranks(sorted(descriptions))}, which "
+            "are all that make it: give the tensors on the ranks that have them."
+        )
     problems = {rank: [d.problem] for rank, d in sorted(descriptions.items()) if d.problem is not None}
     raise_if_any(by_sentence(problems))
     _check_options(descriptions)

@@ -6,6 +6,7 @@ so ranks tell one another. Start at `describe`; `comparison.py` compares the des
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,10 +14,10 @@ from torch.distributed.tensor import DTensor
 
 from ..distributed.tensor._planner.regions import Box, NotPlanned, Regions
 from ._planner.memory import Shared
-from .pieces import Pieces, Plain, digests_of, own_tensors, part_of
+from .pieces import Pieces, Plain, digests_of, is_pieces, lack_of_memory, own_tensors, part_of, settled
 from .sharding import Meshes, Sharding, misfit, shardings
 from .tensor_files import Checkpoint
-from .trees import names_for
+from .trees import names_for, paths_of, with_paths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     Data = dict[str, Any]  # of text, numbers, lists and dicts, as JSON has them
 
 SIDES = "source", "target"
-OPTIONS = "budget", "strict", "keep", "timeout", "changes", "relay", "host"  # fields of a Description
+OPTIONS = "budget", "strict", "keep", "timeout", "changes", "relay", "host", "gives_nothing"  # fields of a Description
 
 
 class Description(NamedTuple):
@@ -45,6 +46,7 @@ class Description(NamedTuple):
         budget, strict, keep, timeout, changes, relay: as it gave them; None if it takes no part, or gave no timeout.
             The timeout is in seconds.
         host: the name of its machine; None if it gave none.
+        gives_nothing: whether it gave None in place of both trees.
         checkpoint: what `Files.as_data` returned for its source, if that is a checkpoint.
         unlisted: how many pieces it has, if it tells them to planners; 0 if it tells them here, to all ranks.
     """
@@ -61,6 +63,7 @@ class Description(NamedTuple):
     changes: bool | str | None = None
     relay: bool | None = None
     host: str | None = None
+    gives_nothing: bool = False
     checkpoint: Data | None = None
     unlisted: int = 0
 
@@ -72,12 +75,14 @@ class Described(NamedTuple):
         sides: the tensors that this rank gives, by name: the source's and the target's.
         error: the error from which `description.problem` was made, if reading the tensors raised one.
         files: the checkpoint's files, if the source is a checkpoint.
+        paths: by name, the paths of sources that `names=` calls otherwise.
     """
 
     description: Description
     sides: tuple[dict[str, Given], dict[str, Given]]
     error: Exception | None = None
     files: Files | None = None
+    paths: Mapping[str, str] = MappingProxyType({})
 
 
 class Tensor(NamedTuple):
@@ -136,6 +141,7 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None,
             files, source = source.read(), None
             checkpoint = files.as_data(lambda path: names_for(path, names))
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
+        paths = paths_of(source, names, is_pieces)
         meshes = Meshes(place)
         by_side = [shardings(side, meshes) for side in sides]
         problems = [
@@ -151,7 +157,7 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None,
         ]
         problem = "; ".join(dict.fromkeys(filter(None, problems)))
         if problem:
-            return Described(Description(by_side[0], by_side[1], problem), sides)
+            return Described(Description(by_side[0], by_side[1], with_paths(problem, paths)), sides)
         targets = [part for name, given in sides[1].items() for part in _parts(name, given, by_side[1][name], meshes)]
         # Of targets alone: sources that share memory are only read.
         shared = Shared.of({}, dict(enumerate(targets)))
@@ -159,11 +165,21 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None,
         piece_count = sum([len(t.pieces) for side in sides for t in side.values() if isinstance(t, Pieces)])
         unlisted = piece_count if most is not None and piece_count > most else 0
         digested = (Plain,) if unlisted else (Plain, Pieces)
+        # Of these the values are read now, of others by runs, before which an offloaded tensor may come back.
+        lacks = [
+            f"the source {name!r} {lack}"
+            for name, given in sides[0].items()
+            if isinstance(given, digested)
+            for piece in (given.pieces if isinstance(given, Pieces) else (given,))
+            if (lack := lack_of_memory(settled(piece._local_tensor))) is not None
+        ]
+        if lacks:
+            return Described(Description(by_side[0], by_side[1], with_paths("; ".join(lacks), paths)), sides)
         digests = {name: digests_of(given) for name, given in sides[0].items() if isinstance(given, digested)}
         description = Description(
             *(by_side[0], by_side[1], problem or None, digests, shared.tied), checkpoint=checkpoint, unlisted=unlisted
         )
-        return Described(description, sides, files=files)
+        return Described(description, sides, files=files, paths=paths)
     except (TypeError, ValueError, RuntimeError, NotPlanned) as error:
         # RuntimeError is torch's own, for instance of a tensor without storage.
         return Described(Description({}, {}, str(error)), ({}, {}), error)

@@ -21,6 +21,7 @@ from torch._logging import trace_structured
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..distributed.tensor._runner.exchange import part
+from ..rendezvous.watch import interruptibly
 from ._planner.schedule import ROUNDED, BudgetTooSmall, Direct, Large, Load, aligned, blocks
 from .blocks import Block, Buffers, Copied, Copies, Views, in_groups, locate_blocks, present
 
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 # save a copy for each rank that gets them: with a least of 1 MB a relay took 1.27 times as long.
 LARGE = Large(least=256 << 10, most=1 << 20)
 IN_FLIGHT = 8  # messages that may be under way through the window
-GIVE_UP = timedelta(seconds=2)  # in which a wait in gloo fails by itself after its connections were closed
+WAKE = timedelta(seconds=0.5)  # after which a wait in gloo looks whether Ctrl-C was pressed, or connections were closed
+GIVE_UP = 4  # so many times, while a wait in gloo fails by itself after its connections were closed
 TAGS = 1 << 20  # where the tags begin: above those of a program that sends messages in a mesh's group meanwhile
 
 
@@ -402,19 +404,19 @@ class Exchanges:
         if self._watch is None or not self.team.is_on_gloo:
             work.wait()
             return
-        gives_up = False
+        times_left = GIVE_UP
         while True:
             try:
-                work.wait(GIVE_UP)
+                work.wait(WAKE)
                 return
             except RuntimeError:
                 if work.is_completed():  # it has failed, or it ended just when this wait was over
                     work.wait()
                     return
-                if gives_up:
+                if not times_left:
                     self.team.never_free()
                     raise
-                gives_up = self._watch.is_cut
+                times_left -= self._watch.is_cut
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
         """Unpack what exchange `number` received into the targets."""
@@ -441,7 +443,7 @@ class Exchanges:
         ends, self._ends = self._ends, []
         for number, end in enumerate(ends):
             with self._step(number, "on the device", waits=True):
-                end.synchronize()
+                interruptibly(end.synchronize)
         if ends and self._watch is not None:
             self._watch.enter("the end")  # raises if the watch has aborted the group: its events end, too
 

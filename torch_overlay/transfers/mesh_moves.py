@@ -6,6 +6,8 @@ changes (`change_together`). To another mesh it goes by a group of the ranks of 
 
 from __future__ import annotations
 
+import itertools
+import zlib
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -60,9 +62,9 @@ def share_problems(group: ProcessGroup | None, wrong: Sequence[str | None], asks
         yield False
         return
     # Each redistribution of a group has a key of its own, so that a problem of an earlier one isn't found again.
-    calls = _calls.setdefault(distributed_c10d._get_default_group(), Counter())
+    calls = _calls_in_world()
     calls[group.group_name] += 1
-    key = f"torch_overlay/{group.group_name}/redistribution {calls[group.group_name]}"
+    key = _call_key(group, calls[group.group_name])
     if text:
         distributed_c10d._get_default_store().set(key, text)
         if not asks:
@@ -73,9 +75,87 @@ def share_problems(group: ProcessGroup | None, wrong: Sequence[str | None], asks
         if text:
             raise ValueError(f"Nothing was redistributed: {text}.") from None
         store = distributed_c10d._get_default_store()
-        if store.check([key]):
-            raise RuntimeError(f"Nothing was redistributed: {store.get(key).decode()}.") from error
+        for said in (key, f"{key} asks"):
+            if store.check([said]):
+                raise RuntimeError(f"Nothing was redistributed: {store.get(said).decode()}.") from error
         raise
+
+
+def _calls_in_world() -> Counter[str]:
+    """How many redistributions each group of this world did, by its name."""
+    return _calls.setdefault(distributed_c10d._get_default_group(), Counter())
+
+
+def _call_key(group: ProcessGroup, number: int) -> str:
+    """The key in the store under which a rank says what is wrong with a redistribution of its group."""
+    return f"torch_overlay/{group.group_name}/redistribution {number}"
+
+
+class Asked(NamedTuple):
+    """What this rank asks for one tensor: all of it has to be equal on all ranks. As text, it is compared.
+
+    Attributes:
+        before, after: its placements; with the sizes of its mesh, where that changes.
+    """
+
+    name: str
+    before: object
+    after: object
+
+    def __str__(self) -> str:
+        return f"{self.name!r} goes from {self.before} to {self.after}"
+
+
+# For each group, what was asked for which tensors, with this rank's budget and the one that all agreed on.
+_agreed: WeakKeyDictionary[ProcessGroup, dict[tuple[Asked, ...], tuple[int, int]]] = WeakKeyDictionary()
+
+
+def agreed_budget(group: ProcessGroup, budget: int, asked: tuple[Asked, ...], device: torch.device) -> int:
+    """Return the smallest budget of all ranks of the group, after comparing what they ask for. Collective over the
+    group when these tensors are first moved so, and when a rank gives another budget than for them before; else nobody
+    talks.
+
+    Budgets that differed on two ranks made one of them ask for the number of exchanges, while the other began with the
+    only one that it saw, and both hung.
+    """
+    team = Team.of(group, device)
+    if len(team.ranks) == 1 or team.is_fake:
+        return budget
+    known = _agreed.setdefault(group, {})
+    own, smallest = known.get(asked, (None, budget))
+    if own == budget:
+        return smallest
+    key = f"{_call_key(group, _calls_in_world()[group.group_name] + 1)} asks"
+    store = distributed_c10d._get_default_store()
+    # Others that did the same before with their budget don't ask, and hear of it when they have waited.
+    others = "another budget= than before" if own is not None else f"what was not moved so before, {asked[0]}"
+    store.set(key, f"rank {dist.get_rank()} gives {others}, and other ranks don't: give the same on all ranks")
+    text = "; ".join(map(str, asked))
+    said = team.gather([zlib.crc32(text.encode()), budget])
+    if len({crc for crc, _ in said}) > 1:
+        lists = team.gather_data([*map(str, asked)])
+        store.delete_key(key)
+        raise ValueError(
+            f"A redistribution over {of_ranks(sorted(team.ranks))} is the same on all ranks, and they differ: "
+            f"{_first_difference(lists)}. Give the same tensors, mesh and placements on all of them."
+        )
+    store.delete_key(key)
+    if len(known) == AGREED:
+        known.clear()  # on all ranks, which asked for the same
+    smallest = min(each for _, each in said)
+    known[asked] = budget, smallest
+    return smallest
+
+
+def _first_difference(lists: Mapping[int, Sequence[str]]) -> str:
+    """Say in which entry lists of ranks first differ, with the ranks that have each."""
+    for entries in itertools.zip_longest(*lists.values(), fillvalue="nothing more is moved"):
+        if len({*entries}) > 1:
+            by_entry: dict[str, list[int]] = {}
+            for rank, entry in zip(lists, entries):
+                by_entry.setdefault(entry, []).append(rank)
+            return ", and ".join(f"{entry} on {of_ranks(sorted(ranks))}" for entry, ranks in by_entry.items())
+    raise AssertionError("the lists differ")
 
 
 class Change(NamedTuple):
@@ -147,7 +227,11 @@ def _is_at_hand(mesh: DeviceMesh, axes: tuple[int, ...]) -> bool:
 
 
 def change_together(
-    mesh: DeviceMesh, changes: Sequence[Change], budget: int, receivers: frozenset[int] = frozenset()
+    mesh: DeviceMesh,
+    changes: Sequence[Change],
+    budget: int,
+    receivers: frozenset[int] = frozenset(),
+    is_compared: bool = False,
 ) -> list[torch.Tensor]:
     """Move the tensors of one of the `batches`, and return their new local tensors.
 
@@ -161,6 +245,9 @@ def change_together(
     # Receivers may all be elsewhere, on ranks that differ on other axes; then nobody here sends.
     is_wanted, wants = own_receivers != [], own_receivers is None or dist.get_rank() in own_receivers
     moves = moves_along(changes, ranks, own_receivers) if is_wanted else []
+    if group is not None and is_compared:
+        asked = tuple([Asked(each.name, each.tensor.placements, each.placements) for each in changes])
+        budget = agreed_budget(group, budget, asked, changes[0].tensor._local_tensor.device)
     asks = group is not None and most_bytes(moves, range(group.size())) > budget
     meshes = Meshes()
     wrong = [misfit(change.name, change.tensor, change.before, meshes) for change in changes]
@@ -203,6 +290,7 @@ def moves_along(changes: Iterable[Change], ranks: Ranks, receivers: Sequence[int
 
 
 Target = tuple["DeviceMesh", "Placements"]
+AGREED = 256  # so many different redistributions of a group are remembered as compared
 PLANS = 4  # so many plans of a world are remembered
 
 
@@ -213,6 +301,16 @@ def change_meshes(
     meshes = Meshes()
     key = tuple([_key(tensor, *target, meshes) for tensor, target in zip(tensors, targets)]), budget
     plan = _take_plan(key) or _Plan.of(tensors, targets, budget, meshes)
+    asked = tuple(
+        [
+            Asked(name, (tensor.placements, tuple(tensor.device_mesh.shape)), (placements, tuple(mesh.shape)))
+            for name, tensor, (mesh, placements) in zip(names, tensors, targets)
+        ]
+    )
+    smallest = agreed_budget(plan.group, budget, asked, tensors[0]._local_tensor.device)
+    if smallest != plan.budget:
+        asks = most_bytes(plan.moves, range(plan.group.size())) > smallest
+        plan = plan._replace(budget=smallest, asks=asks)
     local_targets = []
     for tensor, shape in zip(tensors, plan.shapes):
         local_targets.append(torch.empty(shape, dtype=tensor.dtype, device=tensor._local_tensor.device))

@@ -7,6 +7,7 @@ tensor, and digests of its values.
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ..distributed.tensor._planner.regions import Box
 from ._planner.memory import Memory, Part
-from .trees import leaves, names_for
+from .trees import leaves, names_for, with_paths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +57,12 @@ class Piece(Plain):
     def __init__(self, local: torch.Tensor, shape: Sequence[int], start: Sequence[int]) -> None:
         if not isinstance(local, torch.Tensor) or isinstance(local, DTensor):
             raise TypeError(f"piece() needs a plain tensor, what this rank holds; got a {type(local).__name__}.")
-        self.shape, self.start, length = tuple(shape), tuple(start), tuple(local.shape)
+        try:
+            self.shape, self.start = (tuple([operator.index(each) for each in given]) for given in (shape, start))
+        except TypeError:
+            said = f"got shape {shape!r} and start {start!r}"
+            raise TypeError(f"piece() takes a shape and a start of whole numbers, one for each dim; {said}.") from None
+        length = tuple(local.shape)
         if not len(self.shape) == len(self.start) == len(length):
             raise ValueError(
                 f"A piece, its whole and its start have as many dims; got a piece of shape {length}, a whole of shape "
@@ -67,6 +73,11 @@ class Piece(Plain):
                 f"A piece of shape {length} that starts at {self.start} isn't inside a whole of shape {self.shape}."
             )
         super().__init__(local)
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The tensor that holds the box."""
+        return self._local_tensor
 
     @property
     def shape_and_box(self) -> tuple[tuple[int, ...], Box]:
@@ -117,7 +128,7 @@ class Chunk(Piece):
     @property
     def _local_tensor(self) -> torch.Tensor:  # type: ignore[override]
         """The tensor of this chunk as it is now: the whole local tensor, unless its class gives single shards."""
-        local = _tensor_with_chunks(self.owner)
+        local = tensor_with_chunks(self.owner)
         find = getattr(local, "__get_tensor_shard__", None)
         if find is None:
             return local
@@ -130,28 +141,31 @@ class Chunk(Piece):
     def moved_text(self) -> str | None:
         """How the chunk list has changed since the transfer was made, in words; None if the chunk still begins at
         `start`."""
-        chunks = _chunk_list(self.owner) if hasattr(_tensor_with_chunks(self.owner), "__create_chunk_list__") else []
+        chunks = _chunk_list(self.owner) if hasattr(tensor_with_chunks(self.owner), "__create_chunk_list__") else []
         start = tuple(chunks[self._number].offsets) if self._number < len(chunks) else None
         if start is None:
             return f"is in no chunk list and was the one that begins at {self.start}"
         return None if start == self.start else f"is a chunk that begins at {start}, and that began at {self.start}"
 
 
-def _tensor_with_chunks(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor whose chunk list counts: a DTensor's local tensor, else the tensor itself."""
+def tensor_with_chunks(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor whose chunk list counts: a DTensor's local tensor, else the tensor itself.
+
+    A DTensor has a chunk list of its own, which torch makes of its placements. It says nothing new.
+    """
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _chunk_list(tensor: torch.Tensor) -> list[ChunkStorageMetadata]:
     """Ask a tensor for its chunks on this rank, each with its offsets in the whole and its sizes."""
-    chunks: list[ChunkStorageMetadata] = _tensor_with_chunks(tensor).__create_chunk_list__()  # type: ignore[attr-defined]
+    chunks: list[ChunkStorageMetadata] = tensor_with_chunks(tensor).__create_chunk_list__()  # type: ignore[attr-defined]
     return chunks
 
 
 def _is_read_by_chunks(tensor: torch.Tensor) -> bool:
     """True if a tensor has a chunk list and no pending reduction."""
     is_pending = isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements)
-    return not is_pending and hasattr(_tensor_with_chunks(tensor), "__create_chunk_list__")
+    return not is_pending and hasattr(tensor_with_chunks(tensor), "__create_chunk_list__")
 
 
 def _pieces_of_chunks(name: str, tensor: torch.Tensor) -> tuple[Chunk, ...]:
@@ -171,7 +185,7 @@ def _pieces_of_chunks(name: str, tensor: torch.Tensor) -> tuple[Chunk, ...]:
                 "Say with piece() what it holds."
             )
         (shape,) = sizes
-    if len(chunks) > 1 and not hasattr(_tensor_with_chunks(tensor), "__get_tensor_shard__"):
+    if len(chunks) > 1 and not hasattr(tensor_with_chunks(tensor), "__get_tensor_shard__"):
         raise ValueError(
             f"{name!r} has a chunk list of {len(chunks)} chunks, and no __get_tensor_shard__ that gives them. Say with "
             "piece() what it holds."
@@ -192,13 +206,18 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
     """Collect the tensors that this rank gives on one side, by name. With `names=` one tensor may have several
     names."""
     tensors: dict[str, Given] = {}
-    for path, leaf in leaves(tree, _is_pieces).items():
+    for path, leaf in leaves(tree, is_pieces).items():
         if leaf is None:
             continue
         for name in names_for(path, names):
             if name in tensors:
                 raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
-            given = _as_given(name, leaf, side)
+            try:
+                given = _as_given(name, leaf, side)
+            except (TypeError, ValueError) as error:
+                if name == path:
+                    raise
+                raise type(error)(with_paths(str(error), {name: path})) from error
             # An empty chunk list means that this rank has no part, as None does.
             if not isinstance(given, Pieces) or given.pieces:
                 tensors[name] = given
@@ -274,6 +293,17 @@ def _why_immovable(local: torch.Tensor) -> str | None:
         return f"is {how}, and a transfer moves dense tensors: give the tensors that it holds, each with a name"
     # A subclass that only adds attributes (a Parameter, say) keeps torch's dispatch; a wrapper, as torchao's Float8,
     # holds its values in other tensors. An AsyncCollectiveTensor is waited for.
+    if type(local).__name__ == "FlatParameter":
+        return (
+            "is a FlatParameter, in which FSDP1 joins shards of several parameters: use its sharded state dict, which "
+            "has DTensors if FSDP was given a device_mesh"
+        )
+    if type(local).__name__ == "ShardedTensor":
+        return (
+            "is a ShardedTensor, as a sharded state dict of FSDP1 has without a device_mesh: give FSDP a device_mesh, "
+            "and use its sharded state dict, which has DTensors then; or say with piece() what each of its "
+            "local_shards() holds"
+        )
     is_wrapper = type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     if is_wrapper and not isinstance(local, AsyncCollectiveTensor):
         kind = type(local).__name__
@@ -283,7 +313,7 @@ def _why_immovable(local: torch.Tensor) -> str | None:
     return None
 
 
-def _is_pieces(part: Any) -> bool:
+def is_pieces(part: Any) -> bool:
     """True for a tuple of pieces, which is one tensor. An empty tuple is a part of the tree that has no leaves."""
     return isinstance(part, tuple) and bool(part) and all(isinstance(item, Piece) for item in part)
 
@@ -301,6 +331,41 @@ def part_of(name: str, box: Box, local: torch.Tensor) -> Part | None:
     size = local.element_size()
     memory = Memory(local.data_ptr(), tuple(local.shape), tuple([size * stride for stride in local.stride()]), size)
     return Part(name, str(local.dtype), box, memory)
+
+
+def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """True if several elements of a tensor share one place in memory.
+
+    >>> overlaps_itself((3, 2), (1, 0)), overlaps_itself((3, 2), (1, 1)), overlaps_itself((3, 2), (2, 3))
+    (True, True, False)
+    """
+    dims = sorted([(stride, length) for length, stride in zip(shape, strides) if length > 1])
+    reach, is_plain = 0, True
+    for stride, length in dims:
+        is_plain = is_plain and stride > reach
+        reach += stride * (length - 1)
+    if is_plain or 0 in shape:
+        return False
+    if any(not stride for stride, _ in dims):
+        return True
+    # Rare: strides that interlock, as (2, 3) of a (3, 2). Each element's place is computed.
+    places = torch.zeros(1, dtype=torch.int64, device="cpu")
+    for stride, length in dims:
+        places = (places[:, None] + stride * torch.arange(length, device="cpu")).flatten()
+    return len(places.unique()) < len(places)
+
+
+def lack_of_memory(local: torch.Tensor, needed: int | None = None) -> str | None:
+    """Say that a local tensor's storage is too small for it, in words; None if it isn't."""
+    if needed is None:
+        steps = [(length - 1) * stride for length, stride in zip(local.shape, local.stride())]
+        needed = (local.storage_offset() + sum(steps) + 1) * local.dtype.itemsize if local.numel() else 0
+    size = local.untyped_storage().nbytes()
+    if size >= needed:
+        return None
+    # FSDP frees a gathered parameter by resizing its storage to 0. The tensor keeps its shape, without memory.
+    freed = "" if size else " (FSDP frees parameters that it gathered: take them after reshard())"
+    return f"needs {needed} bytes of storage, and has {size}{freed}"
 
 
 def digests_of(given: Given) -> list[tuple[Box, str]]:

@@ -247,7 +247,7 @@ def _on_one_mesh(mesh: DeviceMesh, changes: dict[int, Change], budget: int) -> d
     together, alone = batches(mesh, changes)
     for numbers in together:
         batch = [changes[number] for number in numbers]
-        for number, change, local in zip(numbers, batch, change_together(mesh, batch, budget)):
+        for number, change, local in zip(numbers, batch, change_together(mesh, batch, budget, is_compared=True)):
             results[number] = dtensor_like(change.tensor, local, mesh, change.placements)
     for number in alone:  # no process group spans all their axes: torch goes along one axis after the other
         results[number] = changes[number].tensor.redistribute(mesh, changes[number].placements)

@@ -5,12 +5,14 @@ Ranks compare digests of the values, and send no values for it.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 from ..distributed._mesh.text import of_ranks
 from .descriptions import SIDES, Description, Problem, boxed
 from .pieces import digest
 from .sharding import replicated_sharding
+from .trees import with_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -31,9 +33,12 @@ _SOME_PIECES = replicated_sharding("uint8", (), (), "cpu")._replace(pieces=((),)
 
 
 def replica_problems(
-    descriptions: Sequence[tuple[Description, list[int]]], known: Sequence[Problem] = ()
+    descriptions: Sequence[tuple[Description, list[int]]],
+    known: Sequence[Problem] = (),
+    on_meshes: Collection[str] = (),
 ) -> list[Problem]:
-    """Find plain sources, and pieces of equal boxes, whose digests differ between ranks. Empty if none do."""
+    """Find plain sources, pieces of equal boxes, and replicas of DTensors, whose digests differ between ranks. Empty if
+    none do."""
     by_box: dict[tuple[str, Box], dict[str, list[int]]] = {}
     for description, ranks in descriptions:
         for name, digests in (description.digests or {}).items():
@@ -48,6 +53,12 @@ def replica_problems(
         if any(description.source[name].pieces for description, _ in descriptions if name in description.source):
             at = f"has pieces of shape {box.length} that start at {box.start}"
             text = f"the source {name!r} {at}, with one value {on}"
+        elif name in on_meshes:
+            text = (
+                f"the source {name!r} is replicated on its mesh, and its part of shape {box.length} that starts at "
+                f"{box.start} has one value {on}: the replicas have drifted apart, so make them equal first, as a "
+                "broadcast from one of them does"
+            )
         elif any(description.source[name].meshes > 1 for description, _ in descriptions if name in description.source):
             text = (
                 f"the source {name!r} lies on several meshes, which are replicas then, and its part of shape "
@@ -56,8 +67,8 @@ def replica_problems(
             )
         else:
             text = (
-                f"the source {name!r} is a plain tensor, and so a replica, and has one value {on}: give shards as "
-                "DTensors, or say with piece() what each one holds"
+                f"the source {name!r} is a plain tensor, and so a replica, and has one value {on}: give it on "
+                "one rank alone, shards as DTensors, or say with piece() what each one holds"
             )
         problems.append(Problem(0, len(SIDES), name, text))
     return problems
@@ -81,7 +92,7 @@ def tied_problems(groups: Iterable[tuple[str, ...]], digests: Mapping[int, Diges
                 why = "are cut in different ways, so that nothing says that they are equal"
             problems.append(
                 f"the targets {first!r} and {other!r} are one block of memory, as tied weights are, and their sources "
-                f"{why}: leave one of them out"
+                f"{why}: leave one of them out, or tie them at the source, too"
             )
     return problems
 
@@ -121,8 +132,7 @@ def replica_problems_now(
 
     Sources that lie on several meshes are compared in each run, since nothing else says that they are replicas: when
     the Transfer was made, experts of one name may all have been zero. So are the sources of tied targets, unless they
-    are tied, too. For `run(check=True)`, plain tensors and pieces are compared as well. Replicas on one mesh aren't:
-    they are the program's affair.
+    are tied, too. For `run(check=True)`, plain tensors, pieces and replicas on one mesh are compared as well.
     """
     tied = sorted(tied) if are_all_asked or are_ties_apart else []
     asked = {name for names in tied for name in names} | {*multi_mesh}
@@ -132,15 +142,48 @@ def replica_problems_now(
         moves,
         lambda source: source.name in asked or (are_all_asked and source.box is not None),
     )
+    on_mesh, by_group = _of_replicas_on_a_mesh(sources, locals_, moves, asked) if are_all_asked else ({}, {})
     shardings = {tensor.name: tensor.source for tensor in tensors}
     # Where planners planned, a rank has only its own tensors in `tensors`, and can't tell pieces of another from plain.
-    reports = team.gather_data([own, [name for name in own if shardings[name].pieces]])
-    digests = {rank: boxed(of_rank) for rank, (of_rank, _) in sorted(reports.items())}
-    shardings |= {name: _SOME_PIECES for _, names in reports.values() for name in names}
+    reports = team.gather_data([own, [name for name in own if shardings[name].pieces], by_group])
+    digests = {rank: boxed(of_rank) for rank, (of_rank, *_) in sorted(reports.items())}
+    shardings |= {name: _SOME_PIECES for _, names, _ in reports.values() for name in names}
+    seen: dict[str, set[str]] = {}
+    for *_, groups_of_rank in reports.values():
+        for group, value in groups_of_rank.items():
+            seen.setdefault(group, set()).add(value)
+    drifted = {group for group, values in seen.items() if len(values) > 1}
+    on_meshes: set[str] = set()
+    if drifted:  # then all ranks see it, and those that hold something of it say what
+        said = {name: boxes for group in drifted for name, boxes in on_mesh.get(group, {}).items()}
+        for rank, of_rank in sorted(team.gather_data(said).items()):
+            digests[rank] |= boxed(of_rank)
+            on_meshes |= of_rank.keys()
     moved = {name for of_rank in digests.values() for name in of_rank}  # as all ranks see it
     groups = [names for names in tied if moved.issuperset(names)]
     descriptions = [(Description(shardings, {}, None, of_rank), [rank]) for rank, of_rank in digests.items()]
-    return [problem.text for problem in replica_problems(descriptions)] + tied_problems(groups, digests)
+    problems = replica_problems(descriptions, on_meshes=on_meshes)
+    return [problem.text for problem in problems] + tied_problems(groups, digests)
+
+
+def _of_replicas_on_a_mesh(
+    sources: Sequence[BoundTensor | None], locals_: Locals, moves: Sequence[TensorMove], others: Collection[str]
+) -> tuple[dict[str, dict[str, list[tuple[Box, str]]]], dict[str, str]]:
+    """Return, for each group of ranks that hold the same boxes of DTensors, what this rank has of these by name; and
+    one digest of all of that, so that ranks usually tell one another a line for each group and not for each tensor."""
+    replicas = {source.name: source.replicas for source in sources if source is not None and source.name not in others}
+    held = {
+        name: hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
+        for name, ranks in replicas.items()
+        if len(ranks) > 1
+    }
+    by_group: dict[str, dict[str, list[tuple[Box, str]]]] = {}
+    for name, boxes in source_digests(sources, locals_, moves, lambda source: source.name in held).items():
+        by_group.setdefault(held[name], {})[name] = boxes
+    return by_group, {
+        group: hashlib.blake2b(repr(sorted(names.items())).encode(), digest_size=16).hexdigest()
+        for group, names in by_group.items()
+    }
 
 
 def check_tied_targets(
@@ -149,6 +192,7 @@ def check_tied_targets(
     sources: Sequence[BoundTensor | None],
     locals_: Locals,
     moves: Sequence[TensorMove],
+    paths: Mapping[str, str],
 ) -> None:
     """Check that targets which are one block of memory have sources of equal values. Collective over the meeting."""
     tied = sorted(tied)
@@ -156,7 +200,8 @@ def check_tied_targets(
     own = source_digests(sources, locals_, moves, lambda source: source.name in tied_names)
     problems = tied_problems(tied, {rank: boxed(of_rank) for rank, of_rank in meeting.say(own).items()})
     if problems:
-        raise ValueError(f"A Transfer can't write to what its target is: {'; '.join(problems)}.")
+        text = with_paths("; ".join(problems), paths)
+        raise ValueError(f"A Transfer can't write to what its target is: {text}.")
 
 
 def check_tied_entries(tied: Iterable[tuple[str, ...]], tensors: Iterable[Tensor], contents: Contents) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -21,7 +22,7 @@ from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..errors import TransferFailed
 from ..rendezvous.group import TransferGroup, meeting_of
-from ..rendezvous.watch import CLOSED, ENDED, end_threads
+from ..rendezvous.watch import CLOSED, ENDED, OVER, end_threads
 from ..show.words import counted
 from ._planner.memory import NOTHING_SHARED, Shared
 from .agreement import Options, agree
@@ -35,9 +36,10 @@ from .pieces import own_tensors
 from .replicas import check_tied_entries, check_tied_targets, replica_problems_now
 from .runs import Running, RunReport, checked_names, checked_version, keep_for_this_stream
 from .transfer_plan import Plans, bytes_for_buffers, flow_of
+from .trees import with_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import timedelta
 
     from torch.distributed import ProcessGroup
@@ -101,6 +103,7 @@ class TransferRunner:
         self._group: TransferGroup | None = None
         self._running, self._is_closed = Lock(), False
         self._last: Running | None = None  # the last run in the background
+        self._called = self._name_of(None)  # begins the errors of the run
         self.process = os.getpid()
         # The names that were looked at last, where their tensors lay, and what memory they shared.
         self._seen: tuple[object, object, Shared] | None = None
@@ -137,7 +140,7 @@ class TransferRunner:
             check_tied_entries(agreement.tied, agreement.tensors, agreement.contents)
             return
         locals_, _ = locals_of(self._sources, range(len(agreement.moves)))
-        check_tied_targets(meeting, agreement.tied, self._sources, locals_, agreement.moves)
+        check_tied_targets(meeting, agreement.tied, self._sources, locals_, agreement.moves, agreement.paths)
 
     def _make(self, meeting: Meeting) -> None:
         """Make the process group and the plan of all tensors, and set `traffic`, `exchange_count` and `staging`.
@@ -171,6 +174,10 @@ class TransferRunner:
             group.end_watch()
             raise TransferFailed(f"A Transfer over {of_ranks(self.ranks)} can't be made: {said}", watch.gone) from error
         except Exception:  # as all ranks raise it
+            group.end_watch()
+            raise
+        except BaseException as error:
+            self._tell_interrupt(error)
             group.end_watch()
             raise
         group.end_run()
@@ -222,7 +229,8 @@ class TransferRunner:
         self._take_turn()
         begun = None
         try:
-            job = self._begin(only, version, check, async_op, snapshot)
+            with self._telling_interrupts():
+                job = self._begin(only, version, check, async_op, snapshot)
             if async_op:
                 device = self._device if self.traffic else torch.device("cpu")
                 begun = self._last = Running(job, self._running.release, device, is_sent=snapshot)
@@ -309,39 +317,54 @@ class TransferRunner:
             self._buffers.keep(for_buffers if has_copies else bytes_for_buffers(self._agreement))
         watched = indices if async_op and not snapshot else ()
         read_tensors = [tensor for tensor in map(self._sources.__getitem__, watched) if tensor is not None]
-        versions = [(tensor, tensor.versions) for tensor in read_tensors]
+        versions = [(tensor, tensor.versions, tensor.memory) for tensor in read_tensors]
+        written = [
+            tensor for tensor in map(self._targets.__getitem__, indices if async_op else ()) if tensor is not None
+        ]
+        homes = [(tensor, tensor.memory) for tensor in written]
         memory = self._memory_of(indices, targets)
         needs_whole = self._needs_whole or any(
             self._wrote.get(index, where) != where for index, where in memory.items()
         )
         report = RunReport(problems, names, version, check, async_op, needs_whole, are_ties_apart)
+        if async_op:
+            # After `p.data = other` the run would read the memory of `other`, and send its values in place of p's.
+            sources, targets = (
+                [None if local is None else local.detach() for local in side] for side in (sources, targets)
+            )
 
         def job(sent: Callable[[], None]) -> None:
             """Run, and call `sent` when no source is read any more."""
             changed: list[str] = []
 
             def sources_are_read() -> None:
-                """Note which sources were changed in place while they were read, then call `sent`. A run in the
-                background on a GPU first waits until the GPU has read them."""
+                """Note which sources were changed in place, or got other memory, while they were read. Then call
+                `sent`. A run in the background on a GPU first waits until the GPU has read them."""
                 if async_op and self._device.type != "cpu":
                     # The kernels that read are only launched. A change in the meantime would go unseen.
                     torch.accelerator.current_stream(self._device).synchronize()
-                changed.extend([tensor.changed_text for tensor, before in versions if tensor.versions != before])
+                for tensor, version_before, memory_before in versions:
+                    if tensor.versions != version_before:
+                        changed.append(tensor.changed_text)
+                    elif tensor.memory != memory_before:
+                        changed.append(tensor.moved_text)
                 sent()
 
             if async_op:
                 keep_for_this_stream((*sources, *targets))
-            with span(f"Transfer of {counted(len(indices), 'tensor')}"):
+            with self._telling_interrupts(), span(f"Transfer of {counted(len(indices), 'tensor')}"):
                 is_background = self._run(
                     report, indices, sources, targets, sources_are_read, shared, has_copies, state, snapshot
                 )
             if is_background:
+                changed.extend([tensor.moved_text for tensor, before in homes if tensor.memory != before])
                 self._check_unchanged(changed)
 
         return job
 
     def _check_unchanged(self, problems: Sequence[str]) -> None:
-        """Check that no rank's program changed a source while a run in the background read it. Collective."""
+        """Check that no rank's program changed a source while a run in the background read it, nor gave a tensor other
+        memory. Collective."""
         group = self._own_group
         try:
             group.enter("comparing the sources' versions after the run", True)
@@ -351,7 +374,7 @@ class TransferRunner:
         group.end_run()
         if changed:
             raise ValueError(
-                f"A Transfer over {of_ranks(self.ranks)} ran, and what came is of two moments: {'; '.join(changed)}. "
+                f"{self._called} ran, and what came is of two moments: {'; '.join(changed)}. "
                 "Wait until sent(), or run with snapshot=True."
             )
 
@@ -373,10 +396,12 @@ class TransferRunner:
         `ranks`."""
         problems: list[str] = []
         group = self._own_group
+        self._called = self._name_of(report.version)
         if group.watch is not None and not group.watch.begin("the reports before the run", waits=True):
             raise self._error(False, group.watch.advice)
         try:
             problems, version, is_background, need_whole, are_ties_apart = report.agree(self._member)
+            self._called = self._name_of(report.version if version is None else version)
             group.enter("planning", True)
             multi_mesh = self._agreement.multi_mesh
             has_several_meshes = not multi_mesh.isdisjoint(report.only or multi_mesh)
@@ -398,7 +423,7 @@ class TransferRunner:
             text = "; ".join(problems).removesuffix(".")
             hint = " It runs with the shapes, types and placements that it was made for, the same tensors on all ranks."
             raise ValueError(
-                f"A Transfer over {of_ranks(self.ranks)} can't run, and nothing was sent: {text}."
+                f"{self._called} can't run, and nothing was sent: {with_paths(text, self._agreement.paths)}."
                 f"{hint if 'when the Transfer was made' in text else ''}"
             )
         if not is_background:
@@ -428,7 +453,7 @@ class TransferRunner:
             exchanges.run(*own, sent, keeps, self._own_group.watch, state)
             if sends_changes:
                 self._note_sent(exchanges)  # type: ignore[arg-type]
-        except Torn:
+        except (Torn, KeyboardInterrupt, SystemExit):
             self._bump_versions(plan, state)
             raise
         self._bump_versions(plan, state)
@@ -508,7 +533,33 @@ class TransferRunner:
         state = "some targets are new and others not, or half so" if is_written else "no target was written"
         watch = self._own_group.watch
         gone = () if watch is None else watch.gone
-        return TransferFailed(f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {said}", gone, is_written)
+        return TransferFailed(f"{self._called} failed, and {state}: {said}", gone, is_written)
+
+    def _name_of(self, version: int | None) -> str:
+        """Begin an error of a run, with its version if it has one."""
+        return f"A Transfer over {of_ranks(self.ranks)}" + ("" if version is None else f", version {version},")
+
+    @contextmanager
+    def _telling_interrupts(self) -> Iterator[None]:
+        """Tell the other ranks at once if Ctrl-C, or `sys.exit()` in a signal's handler, ends the block. This rank may
+        live on, and they would wait for it until the timeout."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._tell_interrupt(error)
+            raise
+
+    def _tell_interrupt(self, error: BaseException) -> None:
+        """Tell the other ranks that this one was interrupted in its run, or before its run began."""
+        watch = None if self._group is None else self._group.watch
+        if watch is None or watch.said is not None:
+            return
+        # Where it comes before its run, the others wait for this rank in the run that it was about to begin.
+        if watch.position.step == OVER and not watch.begin("beginning the run"):
+            return
+        why = " ".join([type(error).__name__, *map(str, error.args)])
+        watch.settle(RuntimeError(f"it was interrupted ({why})"), is_own=True)
 
     def _are_ties_apart(self, only: tuple[str, ...] | None, indices: Sequence[int], sources: Locals) -> bool:
         """True if targets of several names are one block of memory, and this rank's sources of these names are not, so

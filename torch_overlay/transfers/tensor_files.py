@@ -220,6 +220,8 @@ def _read_file(folder: str, name: str, number: int) -> tuple[File, list[Entry]]:
             stat = os.fstat(stream.fileno())
             first = stream.read(8)
             length = int.from_bytes(first, "little")
+            if first == b"version ":  # the pointer of Git LFS is a text of some 130 bytes
+                raise ValueError("it is a pointer of Git LFS and not the file: fetch that, as `git lfs pull` does")
             if len(first) < 8 or length > min(LONGEST, stat.st_size - 8):
                 raise ValueError(f"it has {stat.st_size} bytes, and its header would have {length}")
             raw = stream.read(length)

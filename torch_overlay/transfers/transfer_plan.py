@@ -141,10 +141,12 @@ class Plans:
         if is_snapshot:
             cause = "A snapshot of this rank's sources"
         left = budget - copied
-        why = (
-            f"{cause} copies {copied} bytes before it writes; {left} of the budget of {budget} bytes are left for "
-            "buffers."
+        remain = (
+            f"{left} of the budget of {budget} bytes are left for"
+            if left > 0
+            else f"the budget of {budget} has no room for"
         )
+        why = f"{cause} copies {copied} bytes before it writes; {remain} buffers."
         room = Room(left, lambda needed: needed + copied, why if copied else "")
         self._add_hops(names, indices, *self._exchanges(schedule, self._wires(indices), room), room)
 
@@ -184,7 +186,9 @@ class Plans:
                 schedule, for_whole, member, whole_budget=lambda needed: room.budget_of(self._with_changes(needed))
             )
         except BudgetTooSmall as error:
-            raise BudgetTooSmall(" ".join(filter(None, [*why, error.why])), error.needed) from error
+            # Where nothing is left, what a part of that is too small for says nothing.
+            said = [room.why] if room.size <= 0 else [*why, error.why]
+            raise BudgetTooSmall(" ".join(filter(None, said)), error.needed) from error
         self._group.enter("planning", False)
         if self._changes:
             on_cpu = self._changes == "cpu"

@@ -94,6 +94,26 @@ def names_for(path: str, names: Any, may_skip: bool = False) -> Sequence[str]:
     return several
 
 
+def paths_of(tree: Any, names: Any, is_leaf: Callable[[Any], bool]) -> dict[str, str]:
+    """Return the paths of a source's tensors that `names` calls otherwise, by the names of the target."""
+    if names is None:
+        return {}
+    pairs = [(name, path) for path in leaves(tree, is_leaf) for name in names_for(path, names)]
+    return {name: path for name, path in pairs if name != path}
+
+
+def with_paths(text: str, paths: Mapping[str, str]) -> str:
+    """Return an error's text in which sources also have the paths under which they were given: their names are those of
+    the target, which a source needn't have.
+
+    >>> with_paths("the source 'head.w' is sparse", {"head.w": "embed.w"})
+    "the source 'head.w' (given as 'embed.w') is sparse"
+    """
+    for name, path in paths.items():
+        text = text.replace(f"source {name!r} ", f"source {name!r} (given as {path!r}) ")
+    return text
+
+
 def target_placements(
     tensors: dict[str, DTensor], placements: Any, mesh: DeviceMesh | None
 ) -> dict[str, tuple[DeviceMesh, Placements]]:

@@ -53,6 +53,8 @@ NAME = "torch_overlay: "  # overlay only
 SWITCH = "mesh_check"  # how messages name the setting that compares meshes
 # People set it as an option here. Upstream gets the line above.  # overlay only
 SWITCH = "check_mesh=True, or TORCH_OVERLAY_CHECK_MESH=1,"  # overlay only
+WITHOUT = ""  # what else ranks may do that don't come
+WITHOUT = ", or run without torch_overlay"  # overlay only
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ def leave_line(describe: Callable[[], str], rank_map: RankMap) -> None:
     with contextlib.suppress(Exception):
         world = current_world()
         line = describe()
+        line += config.chosen  # overlay only
         world.lines[line] += 1
         if world.lines[line] > 1:
             line = f"{line} for the {_ordinal(world.lines[line])} time"
@@ -264,7 +267,7 @@ def _who_builds_what(own: str, ranks_by_lines: dict[str | None, list[int]]) -> s
     elif late:
         said.append(
             f"All that came build the same: {of_ranks(sorted(late))} may be late, wait "
-            "elsewhere, or have died."
+            f"elsewhere, or have died{WITHOUT}."
         )
     return " ".join(said)
 
@@ -325,6 +328,7 @@ def check_same_mesh(describe: Callable[[], str]) -> None:
 def _process_line() -> str:
     """The settings that groups and plans depend on beside the meshes, as one line."""
     settings = [f"{name}={value!r}" for name, value in get_settings()._asdict().items()]
+    settings = config.as_options(get_settings()._asdict())  # overlay only
     settings.insert(0, config.build)  # overlay only
     return ", ".join(settings)
 
@@ -362,8 +366,8 @@ def _compare(prefix: str, line: str, phrases: Phrases) -> None:
             raise RuntimeError(
                 "Ranks compare their meshes before making groups, and rank 0 didn't "
                 f"answer within {seconds:g} s. "
-                f"This rank {phrases.some}s {line}. See whether rank 0 died or skips "
-                "this mesh."
+                f"This rank {phrases.some}s {line}. Ranks that don't answer may have "
+                f"died, or skip this mesh{WITHOUT}."
             )
     store.delete_key(f"{prefix}/{default_group.rank()}")
     # Who comes last removes the verdict, which all others have read by then.
@@ -428,7 +432,7 @@ def _verdict(
             f"{_NOT_ALL}: all {size} ranks must build the same meshes in the same "
             f"order, and {of_ranks(missing)} "
             f"didn't come to one within {seconds:g} s. See whether they died or skip "
-            "it."
+            f"it{WITHOUT}."
         )
     if len(ranks_by_line) == 1:
         return "same"
