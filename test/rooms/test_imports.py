@@ -1,6 +1,7 @@
 """Who may import whom, read from the syntax trees of the package."""
 
 import ast
+import graphlib
 import pathlib
 import re
 import sys
@@ -67,3 +68,12 @@ def test_what_goes_upstream_asks_for_no_release():
     asks = re.compile(r"\bRELEASE\b|__version__|TorchVersion|except ImportError|__annotations__|hasattr\(torch")
     asking = {name for name, path in MODULES.items() if under(name, UPSTREAM) and asks.search(path.read_text("utf-8"))}
     assert asking == {f"{UPSTREAM}._torch", f"{UPSTREAM}.config"}
+
+
+def test_no_circle_of_imports():
+    """Also by imports for types alone, and within functions. Packages aren't counted: their modules import them."""
+    of = {name: {part for each, _ in imports(name) for part in (each, each.rpartition(".")[0])} for name in MODULES}
+    files = {name for name, path in MODULES.items() if path.name != "__init__.py"}
+    graph = {name: (of[name] & files) - {name} for name in files}
+    assert sum(map(len, graph.values())) > 300
+    assert [*graphlib.TopologicalSorter(graph).static_order()]  # CycleError names the circle

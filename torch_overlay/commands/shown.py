@@ -24,7 +24,7 @@ from ..errors import UnknownRelease
 from ..series import PATCHES
 from ..show import screen, typed
 from ..show.drawing import Drawing, MeshMap, of_degrees
-from ..show.explanation import groups_at_hand
+from ..show.shown_plan import groups_at_hand
 from . import add_no_strict
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from ..distributed._mesh.text import of_ranks
-from ..transfers.planner_ranks import LISTED
 from .meeting import Place, in_world
 from .team import Common, Team, is_made_by_all, new_group
 from .watch import CLOSED, CONNECT, Watch
@@ -22,6 +21,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from .meeting import Meeting
+
+# With at most so many pieces on all ranks together, each rank describes its own to all, in one meeting and without a
+# control group. On 8 ranks both ways took 60 ms of CPU at 1,000 pieces; at 4,000 asking planners took 75 ms and the
+# other way 270.
+LISTED = 1024
 
 
 def is_fake(place: Place | None) -> bool:

@@ -615,16 +615,6 @@ class _UnknownHost(RuntimeError):
     """The host name of rank 0 can't be resolved."""
 
 
-def refuse_transfer(place: Place, why: str) -> None:
-    """Tell the other ranks of a place, which make a `Transfer`, that this rank can't. Collective over the place.
-
-    All other ranks raise a ValueError with `why` at once. Otherwise they would wait for this rank until the timeout.
-    """
-    from ..transfers.descriptions import Description, as_data
-
-    place.meeting("A Transfer").say(as_data(Description({}, {}, why)))
-
-
 class _Stranger(RuntimeError):
     """A process listens at the address that isn't rank 0."""
 

@@ -32,9 +32,10 @@ from ..transfers.redistribution import is_pending, reduced_placements
 from ..transfers.sharding import Meshes
 from ..transfers.trees import leaves, target_placements
 from . import typed
-from .explanation import Explanation, JointAxes, Redistribution
+from .explanation import Explanation
 from .flow import FlowExplanation
 from .plans import explained, to_torch_placement, word_of
+from .shown_plan import JointAxes, Redistribution
 
 if TYPE_CHECKING:
     from ..transfers.mesh_moves import Change

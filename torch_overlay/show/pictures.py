@@ -9,20 +9,18 @@ import colorsys
 import itertools
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..distributed._mesh.text import ranks_text
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
-from .explanation import Explanation, ShownPlan, ShownStep
+from .shown_plan import Redistribution, ShownPlan, ShownStep
 from .words import amount, brief, counted, joined, sized
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from .flow import FlowExplanation
 
 INK = "#2b2d42"
 FAINT = "#c9cdd6"
@@ -148,9 +146,8 @@ LEGEND = (
 _PLAN, _EMPTY = 5.3, 3.1  # the height of a plan in inches, and of one that sends nothing
 
 
-def draw_plan(explanation: Explanation, path: str) -> None:
+def draw_plan(ask: Redistribution, plan: ShownPlan, path: str) -> None:
     """Draw a plan to a file."""
-    ask, plan = explanation.question, explanation.plan
     # A strided shard that is cut unevenly is several boxes, for which there is no rectangle to draw.
     if ask.source is None or ask.target is None:
         raise ValueError(f"a picture needs shards that are boxes, but here {ask.refused}")
@@ -159,23 +156,21 @@ def draw_plan(explanation: Explanation, path: str) -> None:
     heights = [3.7, _PLAN if sends else _EMPTY]
     with figure(path, figsize=(4.6 * columns + 0.4, sum(heights)), layout="constrained") as whole:
         above, band = whole.subfigures(2, 1, height_ratios=heights, hspace=0.03)
-        _holds(above, explanation)
+        _holds(above, ask)
         band.suptitle(_headline(plan), fontweight="bold", color=COLOR_AS_INK, ha="left", x=0.02)
         if sends:
-            _plan(band, plan, explanation, columns)
+            _plan(band, plan, ask, columns)
             band.supxlabel(LEGEND, fontsize=9)
         else:
-            _nothing_sent(band, plan, explanation)
+            _nothing_sent(band, plan, ask)
 
 
-def draw_flow(explained: FlowExplanation, path: str) -> None:
-    """Draw a matrix of who sends how much to whom, to a file."""
-    ranks = explained.ranks
+def draw_flow(ranks: tuple[int, ...], sent: Mapping[tuple[int, int], int], lines: Sequence[str], path: str) -> None:
+    """Draw a matrix of who sends how much to whom, to a file, under the first of `lines`."""
     _check_count(len(ranks))
-    matrix = [[explained.flow.sent[sender, receiver] for receiver in ranks] for sender in ranks]
+    matrix = [[sent[sender, receiver] for receiver in ranks] for sender in ranks]
     with figure(path, figsize=(8, 8.6)) as whole:
-        lines = explained.lines()
-        head = lines[: lines.index("") if "" in lines else len(lines)]
+        head = itertools.takewhile(bool, lines)
         whole.text(0.5, 0.98, "\n".join(head), fontweight="bold", ha="center", va="top")
         _matrix(whole.add_axes((0.15, 0.32, 0.58, 0.54)), matrix, ranks)
         whole.text(0.5, 0.015, LEGEND, fontsize=9, ha="center", va="bottom")
@@ -194,10 +189,9 @@ def _collectives(plan: ShownPlan) -> list[ShownStep]:
     return [line for line in plan.lines if line.axes]
 
 
-def _holds(figure: Any, explanation: Explanation) -> None:
+def _holds(figure: Any, ask: Redistribution) -> None:
     """Draw the tensor with the parts that ranks hold, before on the left and after on the right. Both must have
     regions."""
-    ask = explanation.question
     assert ask.source is not None and ask.target is not None, "draw_plan() checked"
     mesh = sized(ask.names, ask.sizes)
     figure.suptitle(f"{ask.tensor} on {mesh}: from {ask.words[0]} to {ask.words[1]}", fontweight="bold")
@@ -260,7 +254,7 @@ def _headline(plan: ShownPlan) -> str:
     return f"torch_overlay: {counted(len(drawn), 'collective')}{rest}\n{busiest}"
 
 
-def _plan(figure: Any, plan: ShownPlan, explanation: Explanation, columns: int) -> None:
+def _plan(figure: Any, plan: ShownPlan, ask: Redistribution, columns: int) -> None:
     """Draw the collectives of a plan from left to right, each as a matrix of who sends how much to whom."""
     panels = figure.subplots(1, columns, squeeze=False)[0]
     drawn = _collectives(plan)
@@ -268,17 +262,16 @@ def _plan(figure: Any, plan: ShownPlan, explanation: Explanation, columns: int) 
         panel.axis("off")
     for number, (panel, line) in enumerate(zip(panels, drawn), 1):
         assert isinstance(line.step, Collective), line
-        matrix = [[n * explanation.question.itemsize for n in row] for row in traffic(line.step)]
-        _matrix(panel, matrix, explanation.question.ranks)
+        matrix = [[n * ask.itemsize for n in row] for row in traffic(line.step)]
+        _matrix(panel, matrix, ask.ranks)
         way = " (as if in equal parts)" if isinstance(line.step, AllReduce) else ""
         title = f"{number}. {line.name} over {','.join(line.axes)}{way}"
         lines = [title, *textwrap.wrap(line.why, 46), f"sent in all: {amount(sum(map(sum, matrix)))}"]
         panel.set_title("\n".join(lines), fontsize=9)
 
 
-def _nothing_sent(figure: Any, plan: ShownPlan, explanation: Explanation) -> None:
+def _nothing_sent(figure: Any, plan: ShownPlan, ask: Redistribution) -> None:
     """Draw the mesh, with each rank in the colour of the part that it holds after. The question must have a target."""
-    ask = explanation.question
     assert ask.target is not None, "draw_plan() checked"
     steps = [f"{line.name}: {line.why}" for line in plan.lines] or ["each rank holds what it needs already"]
     across = ask.sizes[-1] if ask.sizes else 1

@@ -22,7 +22,8 @@ from ..distributed.tensor._planner.steps import (
 )
 from ..distributed.tensor._runner.specs import into_terms, norm_ended, norm_made
 from . import typed
-from .explanation import Explanation, Redistribution, ShownPlan, ShownStep
+from .explanation import Explanation
+from .shown_plan import Redistribution, ShownPlan, ShownStep
 from .words import counted
 
 

@@ -21,8 +21,9 @@ from ..rendezvous.long_waits import said_if_long
 from ..rendezvous.meeting import Place, checked_ranks
 from ..rendezvous.team import Team
 from ..rendezvous.watch import Watch
+from .checkpoint import bytes_to_read_into
 from .comparison import agreed, by_sentence, check_ranks, contents_of, raise_if_any
-from .descriptions import SIDES, all_from_data, as_data, describe
+from .descriptions import SIDES, Description, all_from_data, as_data, describe
 from .hops import Hop, hops_of, relays_of
 from .pieces import Pieces, digest
 from .planner_ranks import (
@@ -35,7 +36,6 @@ from .planner_ranks import (
     without_pieces,
 )
 from .tensor_moves import TensorMove, check_nothing_is_lost, moves_from_planners, moves_of, moves_of_checkpoint
-from .transfer_plan import bytes_to_read_into
 from .trees import with_paths
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ..rendezvous.meeting import Meeting
     from ._planner.relay import Relay
     from .checkpoint import Contents
-    from .descriptions import Described, Description, Tensor
+    from .descriptions import Described, Tensor
     from .pieces import Given
     from .planner_ranks import Answers
     from .tensor_files import Files
@@ -330,3 +330,11 @@ def _ask_in_time(
     watch.end()
     watch.close()
     return answered
+
+
+def refuse_transfer(place: Place, why: str) -> None:
+    """Tell the other ranks of a place, which make a `Transfer`, that this rank can't. Collective over the place.
+
+    All other ranks raise a ValueError with `why` at once. Otherwise they would wait for this rank until the timeout.
+    """
+    place.meeting("A Transfer").say(as_data(Description({}, {}, why)))

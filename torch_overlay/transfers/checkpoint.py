@@ -25,7 +25,7 @@ from ..distributed._torch import span
 from ..distributed.tensor._planner.regions import Box
 from ..rendezvous.long_waits import said_if_long
 from ..show.words import counted
-from ._planner.schedule import aligned, blocks
+from ._planner.schedule import ALIGNED, aligned, blocks
 from ._planner.sides import Ranks
 from .exchanges import Torn
 from .tensor_files import Entry
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 VECTORS = 512  # buffers of one preadv; Linux takes 1,024
 BUFFERS = 2  # that rounds are read into
+# Bytes of a checkpoint that a rank reads in a round at most. Rounds take turns in two buffers: new memory is slow.
+READ = 32 << 20
 OWN = 256 << 10  # bytes from which on a reader reads rows since it wants them: reads that lie apart take longer
 UNEVEN = 1.25  # times the mean that a reader reads at most
 ROWS = 8  # if at least so many rows fit into a round, tensors are cut between rows
@@ -307,6 +309,12 @@ class Round(NamedTuple):
     def parts(self) -> list[Part]:
         """The parts that this rank reads, in the order of their bytes: those that go to some target."""
         return sorted({local.part for place, local in self.locals.items() if place in self.exchanges.reads})
+
+
+def bytes_to_read_into(budget: int) -> int:
+    """Return the bytes of a budget into which a round of a checkpoint is read, in one of two buffers. Buffers of
+    exchanges take what is left."""
+    return min(max(budget // 2 // BUFFERS, ALIGNED), READ)
 
 
 class Rounds:

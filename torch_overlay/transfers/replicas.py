@@ -1,35 +1,21 @@
-"""Compare the values of replicas: of a box of a source that several ranks hold, and of the sources of tied targets.
-
-Ranks compare digests of the values, and send no values for it.
-"""
+"""What digests of values say of replicas: of a box of a source that several ranks hold, and of the sources of tied
+targets. `source_values.py` reads them."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 from ..distributed._mesh.text import of_ranks
-from .descriptions import SIDES, Description, Problem, boxed
-from .pieces import digest
-from .sharding import replicated_sharding
-from .trees import with_paths
+from .descriptions import SIDES, Description, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ..distributed.tensor._planner.regions import Box
-    from ..rendezvous.meeting import Meeting
-    from ..rendezvous.team import Team
-    from .blocks import Locals
-    from .bound_tensors import BoundTensor
     from .checkpoint import Contents
     from .descriptions import Tensor
-    from .tensor_moves import TensorMove
 
     Digests = Mapping[str, Sequence[tuple[Box, str]]]  # by name, boxes of a tensor with the digests of their values
-
-# Stands for the source's sharding on a rank that doesn't know it: another rank said that the tensor is in pieces.
-_SOME_PIECES = replicated_sharding("uint8", (), (), "cpu")._replace(pieces=((),))
 
 
 def replica_problems(
@@ -95,113 +81,6 @@ def tied_problems(groups: Iterable[tuple[str, ...]], digests: Mapping[int, Diges
                 f"{why}: leave one of them out, or tie them at the source, too"
             )
     return problems
-
-
-def source_digests(
-    sources: Sequence[BoundTensor | None],
-    locals_: Locals,
-    moves: Sequence[TensorMove],
-    is_asked: Callable[[BoundTensor], bool],
-) -> dict[str, list[tuple[Box, str]]]:
-    """Read this rank's sources, and return for each name the boxes that it has with the digests of their values. Empty
-    boxes are left out."""
-    digests: dict[str, list[tuple[Box, str]]] = {}
-    seen = set()  # one piece is the source of several moves if several pieces of the target want some of it
-    for source, local, move in zip(sources, locals_, moves):
-        piece = move.tensor.name, move.numbers[0]
-        if source is not None and local is not None and piece not in seen and is_asked(source):
-            part = source.part(local)
-            if part is not None:
-                digests.setdefault(move.tensor.name, []).append((part.box, digest(local)))
-            seen.add(piece)
-    return digests
-
-
-def replica_problems_now(
-    team: Team,
-    tensors: Iterable[Tensor],
-    tied: Iterable[tuple[str, ...]],
-    sources: Sequence[BoundTensor | None],
-    locals_: Locals,
-    moves: Sequence[TensorMove],
-    multi_mesh: Collection[str],
-    are_all_asked: bool,
-    are_ties_apart: bool,
-) -> list[str]:
-    """Compare the replicas of the sources before a run, and the sources of tied targets. Collective over the team.
-
-    Sources that lie on several meshes are compared in each run, since nothing else says that they are replicas: when
-    the Transfer was made, experts of one name may all have been zero. So are the sources of tied targets, unless they
-    are tied, too. For `run(check=True)`, plain tensors, pieces and replicas on one mesh are compared as well.
-    """
-    tied = sorted(tied) if are_all_asked or are_ties_apart else []
-    asked = {name for names in tied for name in names} | {*multi_mesh}
-    own = source_digests(
-        sources,
-        locals_,
-        moves,
-        lambda source: source.name in asked or (are_all_asked and source.box is not None),
-    )
-    on_mesh, by_group = _of_replicas_on_a_mesh(sources, locals_, moves, asked) if are_all_asked else ({}, {})
-    shardings = {tensor.name: tensor.source for tensor in tensors}
-    # Where planners planned, a rank has only its own tensors in `tensors`, and can't tell pieces of another from plain.
-    reports = team.gather_data([own, [name for name in own if shardings[name].pieces], by_group])
-    digests = {rank: boxed(of_rank) for rank, (of_rank, *_) in sorted(reports.items())}
-    shardings |= {name: _SOME_PIECES for _, names, _ in reports.values() for name in names}
-    seen: dict[str, set[str]] = {}
-    for *_, groups_of_rank in reports.values():
-        for group, value in groups_of_rank.items():
-            seen.setdefault(group, set()).add(value)
-    drifted = {group for group, values in seen.items() if len(values) > 1}
-    on_meshes: set[str] = set()
-    if drifted:  # then all ranks see it, and those that hold something of it say what
-        said = {name: boxes for group in drifted for name, boxes in on_mesh.get(group, {}).items()}
-        for rank, of_rank in sorted(team.gather_data(said).items()):
-            digests[rank] |= boxed(of_rank)
-            on_meshes |= of_rank.keys()
-    moved = {name for of_rank in digests.values() for name in of_rank}  # as all ranks see it
-    groups = [names for names in tied if moved.issuperset(names)]
-    descriptions = [(Description(shardings, {}, None, of_rank), [rank]) for rank, of_rank in digests.items()]
-    problems = replica_problems(descriptions, on_meshes=on_meshes)
-    return [problem.text for problem in problems] + tied_problems(groups, digests)
-
-
-def _of_replicas_on_a_mesh(
-    sources: Sequence[BoundTensor | None], locals_: Locals, moves: Sequence[TensorMove], others: Collection[str]
-) -> tuple[dict[str, dict[str, list[tuple[Box, str]]]], dict[str, str]]:
-    """Return, for each group of ranks that hold the same boxes of DTensors, what this rank has of these by name; and
-    one digest of all of that, so that ranks usually tell one another a line for each group and not for each tensor."""
-    replicas = {source.name: source.replicas for source in sources if source is not None and source.name not in others}
-    held = {
-        name: hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
-        for name, ranks in replicas.items()
-        if len(ranks) > 1
-    }
-    by_group: dict[str, dict[str, list[tuple[Box, str]]]] = {}
-    for name, boxes in source_digests(sources, locals_, moves, lambda source: source.name in held).items():
-        by_group.setdefault(held[name], {})[name] = boxes
-    return by_group, {
-        group: hashlib.blake2b(repr(sorted(names.items())).encode(), digest_size=16).hexdigest()
-        for group, names in by_group.items()
-    }
-
-
-def check_tied_targets(
-    meeting: Meeting,
-    tied: Iterable[tuple[str, ...]],
-    sources: Sequence[BoundTensor | None],
-    locals_: Locals,
-    moves: Sequence[TensorMove],
-    paths: Mapping[str, str],
-) -> None:
-    """Check that targets which are one block of memory have sources of equal values. Collective over the meeting."""
-    tied = sorted(tied)
-    tied_names = {name for names in tied for name in names}
-    own = source_digests(sources, locals_, moves, lambda source: source.name in tied_names)
-    problems = tied_problems(tied, {rank: boxed(of_rank) for rank, of_rank in meeting.say(own).items()})
-    if problems:
-        text = with_paths("; ".join(problems), paths)
-        raise ValueError(f"A Transfer can't write to what its target is: {text}.")
 
 
 def check_tied_entries(tied: Iterable[tuple[str, ...]], tensors: Iterable[Tensor], contents: Contents) -> None:

@@ -33,8 +33,9 @@ from .descriptions import SIDES, shared_targets
 from .exchanges import Torn
 from .hops import Relayed
 from .pieces import own_tensors
-from .replicas import check_tied_entries, check_tied_targets, replica_problems_now
+from .replicas import check_tied_entries
 from .runs import Running, RunReport, checked_names, checked_version, keep_for_this_stream
+from .source_values import check_tied_targets, replica_problems_now
 from .transfer_plan import Plans, bytes_for_buffers, flow_of
 from .trees import with_paths
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ..rendezvous.group import LISTED
 from ._planner.schedule import ALIGNED, BudgetTooSmall, Flow, Schedule
 from .bound_tensors import size_of
 from .changes import ChangesOnly
-from .checkpoint import BUFFERS, Round, Rounds
+from .checkpoint import BUFFERS, Round, Rounds, bytes_to_read_into
 from .exchanges import Exchanges, Traffic, agreed_count
 from .hops import Hop, Relayed
-from .planner_ranks import LISTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from .agreement import Agreement
     from .blocks import Buffers, Locals
     from .checkpoint import Contents
-
-# Bytes of a checkpoint that a rank reads in a round at most. Rounds take turns in two buffers: new memory is slow.
-READ = 32 << 20
 
 
 class Room(NamedTuple):
@@ -54,12 +51,6 @@ class Plan(NamedTuple):
 
     indices: Sequence[int]
     exchanges: Exchanges | Rounds | Relayed
-
-
-def bytes_to_read_into(budget: int) -> int:
-    """Return the bytes of a budget into which a round of a checkpoint is read, in one of two buffers. Buffers of
-    exchanges take what is left."""
-    return min(max(budget // 2 // BUFFERS, ALIGNED), READ)
 
 
 def bytes_for_buffers(agreement: Agreement) -> int:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch_overlay
 from torch_overlay.distributed.tensor._planner.regions import Regions
-from torch_overlay.rendezvous.meeting import refuse_transfer
 from torch_overlay.transfer import BUDGET
 from torch_overlay.transfers._planner.sides import Ranks
+from torch_overlay.transfers.agreement import refuse_transfer
 
 from . import BACKEND, MOVED, base_class, name_worker
 

@@ -15,7 +15,7 @@ import torch
 import torch_overlay
 from torch_overlay.loading.landings import Landings, all_whole, find_landings
 from torch_overlay.loading.loader_run import Meta, storage_of, storages
-from torch_overlay.rendezvous.meeting import refuse_transfer
+from torch_overlay.transfers.agreement import refuse_transfer
 
 from . import MOVED, name_worker, require_worker
 from .experts import LiveExperts, states_of

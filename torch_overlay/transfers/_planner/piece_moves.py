@@ -17,9 +17,8 @@ from ...distributed.tensor._planner.regions import Box
 from .routes import Routes, Share, grain_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from .relay import WithinHosts
     from .routes import SendShares
     from .sides import Side
 
@@ -392,6 +391,23 @@ class Pieced:
                     yield want, holders[at], first, last
                     first = last
                 at += 1
+
+
+class WithinHosts:
+    """The hop of a relay that stays within hosts, with the interface of `Pieced`.
+
+    Args:
+        by_rank: for each rank the plan of its host.
+        source, target: which rank has which boxes; here only their memory counts.
+    """
+
+    def __init__(self, by_rank: Mapping[int, Pieced], source: End, target: End) -> None:
+        self._by_rank, self.source, self.target = by_rank, source, target
+
+    def routes_of(self, rank: int) -> dict[tuple[int, int], Routes]:
+        """Return what a rank sends, receives and keeps, by the numbers of the pieces of the source and the target;
+        empty for a rank of no host. See `Pieced.routes_of`."""
+        return self._by_rank[rank].routes_of(rank) if rank in self._by_rank else {}
 
 
 class PieceMove(NamedTuple):

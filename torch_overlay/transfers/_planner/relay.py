@@ -11,14 +11,13 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
-from .piece_moves import Cell, Listed, OnMesh, Pieced, without
+from .piece_moves import Cell, Listed, OnMesh, Pieced, WithinHosts, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ...distributed.tensor._planner.regions import Box
     from .piece_moves import End, Slot
-    from .routes import Routes
 
 STRIPE = 64 << 10  # the least bytes of a stripe: a shorter message costs more than its bytes
 EVEN = 16  # with so many elements of a dim for each stripe, the longest stripe is at most 1/16 longer than the shortest
@@ -207,23 +206,6 @@ class Joined:
         """Yield each piece that meets a box, with its part of the box. See `End`."""
         for end in self._ends:
             yield from end.parts(box)
-
-
-class WithinHosts:
-    """The hop of a relay that stays within hosts, with the interface of `Pieced`.
-
-    Args:
-        by_rank: for each rank the plan of its host.
-        source, target: which rank has which boxes; here only their memory counts.
-    """
-
-    def __init__(self, by_rank: Mapping[int, Pieced], source: End, target: End) -> None:
-        self._by_rank, self.source, self.target = by_rank, source, target
-
-    def routes_of(self, rank: int) -> dict[tuple[int, int], Routes]:
-        """Return what a rank sends, receives and keeps, by the numbers of the pieces of the source and the target;
-        empty for a rank of no host. See `Pieced.routes_of`."""
-        return self._by_rank[rank].routes_of(rank) if rank in self._by_rank else {}
 
 
 class Relay(NamedTuple):
