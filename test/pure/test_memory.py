@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from torch_overlay.distributed.tensor._planner.regions import Box
+from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.transfers._planner import memory
 from torch_overlay.transfers._planner.memory import Memory, Part, Shared
 

@@ -13,7 +13,7 @@ from torch.testing._internal.common_utils import run_tests
 import torch_overlay
 from mesh_ranks import EightRanks
 from rank_checkpoint import KINDS, CheckpointCases, drawn, equal, weights, write, write_folder
-from torch_overlay.distributed.tensor._planner.regions import Box
+from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.transfers import checkpoint
 from torch_overlay.transfers._planner.sides import Ranks
 from torch_overlay.transfers.checkpoint import Contents

@@ -6,7 +6,7 @@ import random
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from torch_overlay.distributed.tensor._planner.regions import Box
+from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.transfers._planner.schedule import Schedule
 from torch_overlay.transfers.comparison import agreed, check_ranks
 from torch_overlay.transfers.descriptions import Description, all_from_data, as_data

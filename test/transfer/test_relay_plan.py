@@ -7,7 +7,8 @@ from unittest import mock
 
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from torch_overlay.distributed.tensor._planner.regions import Box, Regions
+from torch_overlay.distributed.tensor._planner.boxes import Box
+from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfers._planner import relay
 from torch_overlay.transfers._planner.piece_moves import Listed, OnMesh, Pieced, PieceMove
 from torch_overlay.transfers._planner.relay import Relay, Turns

@@ -12,7 +12,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from torch_overlay.distributed.tensor._planner.regions import Box, Cuts, Regions
+from torch_overlay.distributed.tensor._planner.boxes import Box
+from torch_overlay.distributed.tensor._planner.regions import Cuts, Regions
 from torch_overlay.transfers._planner.routes import Move
 from torch_overlay.transfers._planner.schedule import Schedule
 from torch_overlay.transfers._planner.sides import Ranks, Side

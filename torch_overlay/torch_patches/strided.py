@@ -20,7 +20,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 from ..distributed._torch import original
-from ..distributed.tensor._planner.regions import NotPlanned, Regions, chunk
+from ..distributed.tensor._planner.boxes import chunk
+from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._runner.specs import read_cuts
 from ..patching.trampoline import swap_code
 

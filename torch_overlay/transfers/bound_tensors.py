@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-    from ..distributed.tensor._planner.regions import Box
+    from ..distributed.tensor._planner.boxes import Box
     from ..rendezvous.meeting import Place
     from ._planner.memory import Part
     from .blocks import Locals

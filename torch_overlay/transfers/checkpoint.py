@@ -22,7 +22,7 @@ import torch
 
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
-from ..distributed.tensor._planner.regions import Box
+from ..distributed.tensor._planner.boxes import Box
 from ..rendezvous.long_waits import said_if_long
 from ..show.words import counted
 from ._planner.schedule import ALIGNED, aligned, blocks

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from ..distributed.tensor._planner.regions import Box, NotPlanned, Regions
+from ..distributed.tensor._planner.boxes import Box
+from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ._planner.memory import Shared
 from .pieces import Pieces, Plain, digests_of, is_pieces, lack_of_memory, own_tensors, part_of, settled
 from .sharding import Meshes, Sharding, misfit, shardings

@@ -16,7 +16,7 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from ..distributed.tensor._planner.regions import Box
+from ..distributed.tensor._planner.boxes import Box
 from ._planner.memory import Memory, Part
 from .trees import leaves, names_for, with_paths
 

@@ -25,7 +25,7 @@ from bisect import bisect_left
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..distributed.tensor._planner.regions import Box
+from ..distributed.tensor._planner.boxes import Box
 from ._planner.piece_moves import Pieced, PlannedMove
 from ._planner.routes import Routes, Share
 from ._planner.sides import Ranks, Side

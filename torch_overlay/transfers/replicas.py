@@ -11,7 +11,7 @@ from .descriptions import SIDES, Description, Problem
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from ..distributed.tensor._planner.regions import Box
+    from ..distributed.tensor._planner.boxes import Box
     from .checkpoint import Contents
     from .descriptions import Tensor
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-    from ..distributed.tensor._planner.regions import Box
+    from ..distributed.tensor._planner.boxes import Box
     from ..rendezvous.meeting import Place
     from .pieces import Given, Plain
 

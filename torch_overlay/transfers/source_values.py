@@ -17,7 +17,7 @@ from .trees import with_paths
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from ..distributed.tensor._planner.regions import Box
+    from ..distributed.tensor._planner.boxes import Box
     from ..rendezvous.meeting import Meeting
     from ..rendezvous.team import Team
     from .blocks import Locals

@@ -22,7 +22,7 @@ from .planner_ranks import numbers_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..distributed.tensor._planner.regions import Box
+    from ..distributed.tensor._planner.boxes import Box
     from ._planner.relay import Relay
     from ._planner.schedule import AnyMove
     from .checkpoint import Contents, Part

@@ -14,7 +14,8 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_overlay.distributed.tensor._planner.regions import Box, NotPlanned, Regions
+from torch_overlay.distributed.tensor._planner.boxes import Box
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from torch_overlay.distributed.tensor._planner.steps import (
     AllGather,
     AllReduce,

@@ -8,6 +8,7 @@ import torch
 from planner_simulator import SIZES, exchange, is_right, pairs, regions, sent
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
+from torch_overlay.distributed.tensor._planner.boxes import lengths, runs, same_pieces
 from torch_overlay.distributed.tensor._planner.cost import (
     Cost,
     Groups,
@@ -17,7 +18,7 @@ from torch_overlay.distributed.tensor._planner.cost import (
     leaving,
     most_sent,
 )
-from torch_overlay.distributed.tensor._planner.regions import Regions, least_overlap, lengths, runs, same_pieces
+from torch_overlay.distributed.tensor._planner.regions import Regions, least_overlap
 from torch_overlay.distributed.tensor._planner.search import all_to_alls, crossed, move
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll, Collective, Exchange, Narrow
 

@@ -9,8 +9,9 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
+from torch_overlay.distributed.tensor._planner.boxes import Box, in_runs
 from torch_overlay.distributed.tensor._planner.cost import cut_into_rounds
-from torch_overlay.distributed.tensor._planner.regions import Box, NotPlanned, Regions, in_runs
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 
 
 def cut(length: int, sizes, coordinate) -> list[int]:

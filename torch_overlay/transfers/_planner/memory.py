@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from ...distributed.tensor._planner.regions import Box
+    from ...distributed.tensor._planner.boxes import Box
 
 TRIED = 10_000  # after so many combinations of coordinates, two views count as overlapping
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ...distributed.tensor._planner.regions import Box
+from ...distributed.tensor._planner.boxes import Box
 from .routes import Routes, Share, grain_of
 
 if TYPE_CHECKING:

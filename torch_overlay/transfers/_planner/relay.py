@@ -16,7 +16,7 @@ from .piece_moves import Cell, Listed, OnMesh, Pieced, WithinHosts, without
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ...distributed.tensor._planner.regions import Box
+    from ...distributed.tensor._planner.boxes import Box
     from .piece_moves import End, Slot
 
 STRIPE = 64 << 10  # the least bytes of a stripe: a shorter message costs more than its bytes

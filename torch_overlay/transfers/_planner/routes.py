@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...distributed.tensor._planner.regions import Box
+from ...distributed.tensor._planner.boxes import Box
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

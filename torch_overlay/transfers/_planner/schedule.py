@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...distributed.tensor._planner.regions import Box
+from ...distributed.tensor._planner.boxes import Box
 from .routes import Move, shares_of_replicas
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ...distributed.tensor._planner.regions import Box, Regions
+    from ...distributed.tensor._planner.boxes import Box
+    from ...distributed.tensor._planner.regions import Regions
 
 Coordinate = tuple[int, ...]  # of a rank in a mesh, one number for each axis
 

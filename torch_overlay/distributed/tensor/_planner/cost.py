@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from .regions import Box, cut_last, least_overlap, longest
+from .boxes import Box, longest
+from .regions import cut_last, least_overlap
 from .steps import (
     AllGather,
     AllReduce,

@@ -23,7 +23,7 @@ from .steps import AllGather, AllToAll, ReduceScatter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .regions import Box
+    from .boxes import Box
     from .steps import Coordinate
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from .boxes import lengths, longest, same_pieces
 from .cost import (
     EXCHANGE,
     Cost,
@@ -31,15 +32,7 @@ from .cost import (
     collectives,
     in_rounds,
 )
-from .regions import (
-    OPS,
-    NotPlanned,
-    Regions,
-    common_prefix,
-    lengths,
-    longest,
-    same_pieces,
-)
+from .regions import OPS, NotPlanned, Regions, common_prefix
 from .steps import (
     AllGather,
     AllReduce,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from .regions import Box
+from .boxes import Box
 
 if TYPE_CHECKING:
     from .regions import Regions

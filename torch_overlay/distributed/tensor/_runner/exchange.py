@@ -28,9 +28,10 @@ import torch
 from torch.distributed._functional_collectives import _are_we_tracing
 
 from ..._torch import never_nothing
+from .._planner.boxes import Box, in_runs
 from .._planner.cost import cut_into_rounds
 from .._planner.grids import grids, talkers
-from .._planner.regions import OPS, Box, in_runs
+from .._planner.regions import OPS
 
 if TYPE_CHECKING:
     from .._planner.grids import Grid

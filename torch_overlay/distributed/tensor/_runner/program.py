@@ -29,9 +29,10 @@ from torch.nn.functional import pad
 
 from ..._mesh.universe import find_group
 from ..._torch import spanned  # overlay only
+from .._planner.boxes import in_runs
 from .._planner.cost import Cost, collectives, in_one_round
 from .._planner.grids import grids
-from .._planner.regions import OPS, NotPlanned, in_runs
+from .._planner.regions import OPS, NotPlanned
 from .._planner.search import line
 from .._planner.sizes import on_shape, shared_plan, step_on_shape
 from .._planner.steps import (
@@ -81,7 +82,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
-    from .._planner.regions import Box, Regions
+    from .._planner.boxes import Box
+    from .._planner.regions import Regions
     from .._planner.steps import Coordinate
     from .at_hand import Group
     from .exchange import Local

@@ -25,7 +25,8 @@ from torch.distributed.tensor.placement_types import (
     _StridedShard,
 )
 
-from .._planner.regions import Cuts, NotPlanned, chunk, common_prefix, cut_last
+from .._planner.boxes import chunk
+from .._planner.regions import Cuts, NotPlanned, common_prefix, cut_last
 from .._planner.steps import AllGather, AllToAll, Collective, Divide
 from .exchange import MOVED, Local
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import TensorMeta
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
-    from .._planner.regions import Box
+    from .._planner.boxes import Box
     from .._planner.steps import ReduceScatter, Step
     from .question import Question
 
