@@ -11,7 +11,7 @@ from mesh_ranks import WORLD, make_root
 from rank_pieces import covered_sides
 from rank_weights import any_bits, same
 from torch_overlay.transfers import changes, exchanges
-from torch_overlay.transfers._planner import relay
+from torch_overlay.transfers._planner import boxes, relay
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
 from width import NIGHTLY
@@ -53,7 +53,7 @@ class RelayCases:
             said = f"seed {seed}"
             with (
                 mock.patch.object(relay, "STRIPE", rng.choice((1, 8, 100))),
-                mock.patch.object(relay, "EVEN", rng.choice((1, 16))),
+                mock.patch.object(boxes, "EVEN", rng.choice((1, 16))),
                 mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
                 # Messages are short here, and would go whole.
                 mock.patch.object(changes, "is_longer", lambda *given: False),

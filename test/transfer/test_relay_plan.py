@@ -10,9 +10,10 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfers._planner import relay
+from torch_overlay.transfers._planner.boxes import blocks
 from torch_overlay.transfers._planner.piece_moves import Listed, OnMesh, Pieced, PieceMove
 from torch_overlay.transfers._planner.relay import Relay, Turns
-from torch_overlay.transfers._planner.schedule import Schedule, blocks
+from torch_overlay.transfers._planner.schedule import Schedule
 from torch_overlay.transfers._planner.sides import Ranks, Side
 from width import NIGHTLY
 

@@ -25,7 +25,8 @@ from ..distributed._torch import span
 from ..distributed.tensor._planner.boxes import Box
 from ..rendezvous.long_waits import said_if_long
 from ..show.words import counted
-from ._planner.schedule import ALIGNED, aligned, blocks
+from ._planner.boxes import blocks
+from ._planner.schedule import ALIGNED, aligned
 from ._planner.sides import Ranks
 from .exchanges import Torn
 from .tensor_files import Entry

@@ -22,7 +22,8 @@ from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..distributed.tensor._runner.exchange import part
 from ..rendezvous.watch import interruptibly
-from ._planner.schedule import ROUNDED, BudgetTooSmall, Direct, Large, Load, aligned, blocks
+from ._planner.boxes import blocks
+from ._planner.schedule import ROUNDED, BudgetTooSmall, Direct, Large, Load, aligned
 from .blocks import Block, Buffers, Copied, Copies, Views, in_groups, locate_blocks, present
 
 if TYPE_CHECKING:

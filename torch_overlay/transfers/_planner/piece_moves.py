@@ -14,10 +14,11 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...distributed.tensor._planner.boxes import Box
-from .routes import Routes, Share, grain_of
+from .boxes import Boxes, grain_of, without
+from .routes import Routes, Share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from .routes import SendShares
     from .sides import Side
@@ -71,60 +72,6 @@ class End(Protocol):
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
         """Yield each piece that meets a box, with the part of the box that it has."""
-
-
-def without(boxes: Iterable[Box], hole: Box) -> list[Box]:
-    """Cut a box out of boxes. Returns what is left, as boxes.
-
-    >>> without([Box((0, 0), (3, 3))], Box((1, 1), (1, 9)))
-    [Box(start=(0, 0), length=(1, 3)), Box(start=(2, 0), length=(1, 3)), Box(start=(1, 0), length=(1, 1))]
-    """
-    left: list[Box] = []
-    for box in boxes:
-        cut = box.meet(hole)
-        if not cut.elements:
-            left.append(box)
-            continue
-        # In each dim, split off what lies before and behind the hole. The box shrinks to the hole, dim by dim.
-        start, length = [*box.start], [*box.length]
-        for dim, (first, count) in enumerate(zip(*cut)):
-            end, beyond = first + count, start[dim] + length[dim]
-            for low, high in ((start[dim], first), (end, beyond)):
-                if low < high:
-                    left.append(
-                        Box((*start[:dim], low, *start[dim + 1 :]), (*length[:dim], high - low, *length[dim + 1 :]))
-                    )
-            start[dim], length[dim] = first, count
-    return left
-
-
-class Boxes:
-    """An index over boxes that finds those which meet another box.
-
-    They are sorted by their start in the dim in which they have the most different starts, and bisected there.
-    """
-
-    def __init__(self, boxes: Sequence[Box]) -> None:
-        self._boxes = boxes
-        dims = range(len(boxes[0].start) if boxes else 0)
-        # The dim in which they differ most tells them apart best: dim 0 for rows, dim 1 for columns.
-        self._dim = max(dims, key=lambda dim: len({box.start[dim] for box in boxes}), default=None)
-        if self._dim is not None:
-            dim = self._dim
-            self._order = sorted(range(len(boxes)), key=lambda number: boxes[number].start[dim])
-            self._starts = [boxes[number].start[dim] for number in self._order]
-            self._longest = max([box.length[dim] for box in boxes], default=0)
-
-    def meeting(self, box: Box) -> list[int]:
-        """Return the indices of the boxes that have an element in common with a box, ascending."""
-        if self._dim is None:
-            near: Iterable[int] = range(len(self._boxes))
-        else:
-            # A box that starts further ahead than the longest one is long ends before this one.
-            low = bisect_left(self._starts, box.start[self._dim] - self._longest + 1)
-            high = bisect_left(self._starts, box.start[self._dim] + box.length[self._dim])
-            near = sorted(self._order[low:high])
-        return [number for number in near if self._boxes[number].meet(box).elements]
 
 
 class Listed:

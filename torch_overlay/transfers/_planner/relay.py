@@ -8,10 +8,10 @@ to one rank of each host, and the last hop stays within the hosts. Start at `Rel
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
-from .piece_moves import Cell, Listed, OnMesh, Pieced, WithinHosts, without
+from .boxes import stripes, without
+from .piece_moves import Cell, Listed, OnMesh, Pieced, WithinHosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,32 +20,6 @@ if TYPE_CHECKING:
     from .piece_moves import End, Slot
 
 STRIPE = 64 << 10  # the least bytes of a stripe: a shorter message costs more than its bytes
-EVEN = 16  # with so many elements of a dim for each stripe, the longest stripe is at most 1/16 longer than the shortest
-
-
-def stripes(box: Box, count: int) -> list[Box]:
-    """Cut a box along one dim into `count` boxes whose lengths there differ by at most one; fewer if no dim is so long.
-
-    The dim is the first one that gives nearly equal stripes, since a stripe of rows is contiguous in memory.
-
-    >>> from torch_overlay.distributed.tensor._planner.regions import Box
-    >>> stripes(Box((0, 0), (2, 6)), 3)
-    [Box(start=(0, 0), length=(2, 2)), Box(start=(0, 2), length=(2, 2)), Box(start=(0, 4), length=(2, 2))]
-    """
-    if count == 1 or box.elements < 2:
-        return [box]
-    lengths = box.length
-    even = [dim for dim, length in enumerate(lengths) if length % count == 0 or length >= EVEN * count]
-    dim = even[0] if even else max(range(len(lengths)), key=lengths.__getitem__)
-    count, start = min(count, lengths[dim]), box.start[dim]
-    ends = [lengths[dim] * number // count for number in range(count + 1)]
-    return [
-        box._replace(
-            start=(*box.start[:dim], start + low, *box.start[dim + 1 :]),
-            length=(*lengths[:dim], high - low, *lengths[dim + 1 :]),
-        )
-        for low, high in itertools.pairwise(ends)
-    ]
 
 
 class Striped:

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...distributed.tensor._planner.boxes import Box
+from .boxes import grain_of, place_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 # for a part that starts at a and has lengths l, in a box of lengths n. Where a target rank holds the box itself, its
 # interval is cut out of the line as a hole. The replicas of the source share what is left, each one interval, in order.
 # So a sender and a receiver compute the same pieces without asking, each from the boxes that it holds and wants.
-
-
-ROWS = 256  # a part with so many rows is cut between rows; one with fewer rows, within a row
 
 
 class Line(NamedTuple):
@@ -130,34 +128,6 @@ def _in_place(move: Move, cell: Coordinate, box: Box) -> Iterator[tuple[int, int
             part = target.box(there).meet(box)
             if part.elements:
                 yield target.replica(there) * box.elements + place_in(part, box), part.elements
-
-
-def place_in(part: Box, box: Box) -> int:
-    """Return how many elements of a box lie in the parts before this one, if a grid cuts the box into parts. Neither is
-    empty.
-
-    Needs no other part: see the formula of `begin` in this file, above `Line`.
-    """
-    place, left, before = 0, box.elements, 1
-    for start, length, outer, whole in zip(part.start, part.length, box.start, box.length):
-        left //= whole
-        place += before * (start - outer) * left
-        before *= length
-    return place
-
-
-def grain_of(part: Box) -> int:
-    """Return the elements of a part that always go together: those of a row, if the part has at least ROWS rows.
-
-    Senders and receivers then copy whole rows. Rows are taken over as many dims as make ROWS of them.
-    """
-    rows, grain = 1, part.elements
-    for length in part.length:
-        if rows >= ROWS:
-            break
-        rows *= length
-        grain //= length
-    return grain
 
 
 # --- How much each replica sends, over all tensors, so that the busiest rank sends as little as can be ---

@@ -13,7 +13,6 @@ this stays within a budget. Start at `Schedule.of`. Standard library only.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...distributed.tensor._planner.boxes import Box
+from .boxes import blocks
 from .routes import Move, shares_of_replicas
 
 if TYPE_CHECKING:
@@ -406,37 +406,6 @@ def _cut_small(item: Item, most: int) -> Iterator[Item]:
         end = min(begin // step * step + step, item.last)
         yield item._replace(first=begin, last=end)
         begin = end
-
-
-def blocks(box: Box, first: int, last: int) -> list[Box]:
-    """Cover the elements from `first` to `last - 1` of a box, counted row-major, with boxes in that order. Empty if
-    there are none.
-
-    >>> blocks(Box((0, 0), (4, 3)), 2, 9)  # the end of the first row, then two rows
-    [Box(start=(0, 2), length=(1, 1)), Box(start=(1, 0), length=(2, 3))]
-    """
-    if first >= last:
-        return []
-    if (first, last) == (0, box.elements):
-        return [box]
-    (start, *starts), (_, *lengths) = box
-    row = math.prod(lengths)
-    inner = Box(tuple(starts), tuple(lengths))
-    (top, skipped), (bottom, left) = divmod(first, row), divmod(last, row)
-    if top == bottom:
-        return _at(start + top, blocks(inner, skipped, left))
-    boxes: list[Box] = []
-    if skipped:  # the end of the first row
-        boxes += _at(start + top, blocks(inner, skipped, row))
-        top += 1
-    if top < bottom:  # whole rows
-        boxes.append(Box((start + top, *starts), (bottom - top, *lengths)))
-    return boxes + _at(start + bottom, blocks(inner, 0, left))  # the begin of the last row
-
-
-def _at(place: int, boxes: list[Box]) -> list[Box]:
-    """Give boxes one more dim in front, in which each has length 1 and starts at `place`."""
-    return [Box((place, *box.start), (1, *box.length)) for box in boxes]
 
 
 class Flow(NamedTuple):
