@@ -175,9 +175,6 @@ def _start_timer(
     Returns:
         The running timer. None if the world has no other ranks to wait for, or no store
         through which all ranks talk.
-
-    Raises:
-        ValueError: there is no default group.
     """
     world = distributed_c10d._get_default_group()
     if not _can_wait(world):
