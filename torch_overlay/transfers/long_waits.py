@@ -28,12 +28,6 @@ def say_wait(
 ) -> None:
     """Log that a rank waits for others.
 
-    Args:
-        ranks: those for which it waits; empty if nobody is missing, or nobody knows.
-        where: the step in words, after "in".
-        limit: seconds after which it gives up.
-        doing: for some of the ranks what they do instead.
-
     >>> with contextlib.redirect_stderr(sys.stdout):  # doctest: +SKIP
     ...     say_wait(0, 5.0, [1], "run 2 of a Transfer over ranks 0, 1", 300.0)
     torch_overlay: Rank 0 has waited 5 s for rank 1, in run 2 of a Transfer over ranks 0, 1. It waits up to 300 s.
@@ -55,11 +49,7 @@ def say_work(rank: int | None, seconds: float, what: str) -> None:
 
 @contextlib.contextmanager
 def said_if_long(what: str) -> Iterator[None]:
-    """Run a block that works without other ranks. If it takes longer than LONG seconds, log so once, and go on.
-
-    Args:
-        what: it does, as "asking the loader where 291 tensors go".
-    """
+    """Run a block that works without other ranks. If it takes longer than LONG seconds, log so once, and go on."""
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else None
     timer = threading.Timer(LONG, say_work, (rank, LONG, what))
     timer.daemon = True  # a process that ends must not wait for it

@@ -38,13 +38,7 @@ def replica_problems(
     on_meshes: Collection[str] = (),
 ) -> list[Problem]:
     """Find plain sources, pieces of equal boxes, and replicas of DTensors, whose digests differ between ranks. Empty if
-    none do.
-
-    Args:
-        descriptions: each with the ranks that gave it. Only their digests and sources are read.
-        known: problems found before; tensors that have one aren't compared.
-        on_meshes: the names that are replicas on one mesh.
-    """
+    none do."""
     by_box: dict[tuple[str, Box], dict[str, list[int]]] = {}
     for description, ranks in descriptions:
         for name, digests in (description.digests or {}).items():
@@ -82,12 +76,7 @@ def replica_problems(
 
 def tied_problems(groups: Iterable[tuple[str, ...]], digests: Mapping[int, Digests]) -> list[str]:
     """Say which targets are one block of memory although their sources differ, or are cut so that nothing says that
-    they are equal: the last one written would win. Empty if there are none.
-
-    Args:
-        groups: names whose targets are one block of memory on some rank.
-        digests: for each rank, those of what it has of their sources.
-    """
+    they are equal: the last one written would win. Empty if there are none."""
     by_name: dict[str, dict[Box, str]] = {}
     for of_rank in digests.values():
         for name, boxes in of_rank.items():
@@ -115,13 +104,7 @@ def source_digests(
     is_asked: Callable[[BoundTensor], bool],
 ) -> dict[str, list[tuple[Box, str]]]:
     """Read this rank's sources, and return for each name the boxes that it has with the digests of their values. Empty
-    boxes are left out.
-
-    Args:
-        sources, locals_: by index of the move, the tensor and its local tensor.
-        moves: by index.
-        is_asked: True for the tensors to read.
-    """
+    boxes are left out."""
     digests: dict[str, list[tuple[Box, str]]] = {}
     seen = set()  # one piece is the source of several moves if several pieces of the target want some of it
     for source, local, move in zip(sources, locals_, moves):
@@ -150,18 +133,6 @@ def replica_problems_now(
     Sources that lie on several meshes are compared in each run, since nothing else says that they are replicas: when
     the Transfer was made, experts of one name may all have been zero. So are the sources of tied targets, unless they
     are tied, too. For `run(check=True)`, plain tensors, pieces and replicas on one mesh are compared as well.
-
-    Args:
-        tensors: of the Transfer.
-        tied: the names of targets that are one block of memory.
-        sources, locals_: by index of the move, the tensor and its local tensor; None where this rank has no part.
-        multi_mesh: the names of the sources that lie on several meshes.
-        are_all_asked: True for `run(check=True)`; the same on all ranks.
-        are_ties_apart: True if on some rank the sources of tied targets aren't one block of memory; the same on all
-            ranks.
-
-    Returns:
-        What differs, in words, the same on all ranks.
     """
     tied = sorted(tied) if are_all_asked or are_ties_apart else []
     asked = {name for names in tied for name in names} | {*multi_mesh}
@@ -199,11 +170,7 @@ def _of_replicas_on_a_mesh(
     sources: Sequence[BoundTensor | None], locals_: Locals, moves: Sequence[TensorMove], others: Collection[str]
 ) -> tuple[dict[str, dict[str, list[tuple[Box, str]]]], dict[str, str]]:
     """Return, for each group of ranks that hold the same boxes of DTensors, what this rank has of these by name; and
-    one digest of all of that, so that ranks usually tell one another a line for each group and not for each tensor.
-
-    Args:
-        others: names that are compared in another way.
-    """
+    one digest of all of that, so that ranks usually tell one another a line for each group and not for each tensor."""
     replicas = {source.name: source.replicas for source in sources if source is not None and source.name not in others}
     held = {
         name: hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
@@ -227,17 +194,7 @@ def check_tied_targets(
     moves: Sequence[TensorMove],
     paths: Mapping[str, str],
 ) -> None:
-    """Check that targets which are one block of memory have sources of equal values. Collective over the meeting.
-
-    Args:
-        tied: the names of targets that are one block of memory.
-        sources, locals_: by index of the move, the tensor and its local tensor; None where this rank has no part.
-        paths: of sources that are called otherwise, for the error.
-
-    Raises:
-        ValueError: on all ranks, if some haven't.
-        RuntimeError: a rank didn't come within the timeout. Names it.
-    """
+    """Check that targets which are one block of memory have sources of equal values. Collective over the meeting."""
     tied = sorted(tied)
     tied_names = {name for names in tied for name in names}
     own = source_digests(sources, locals_, moves, lambda source: source.name in tied_names)
@@ -252,13 +209,6 @@ def check_tied_entries(tied: Iterable[tuple[str, ...]], tensors: Iterable[Tensor
 
     Whether two tensors of a checkpoint are equal isn't known before they are read, and they are read in different
     rounds.
-
-    Args:
-        tied: the names of targets that are one block of memory.
-        tensors: those that are moved.
-
-    Raises:
-        ValueError: on all ranks, if the checkpoint has several tensors for one block.
     """
     moved = {tensor.name for tensor in tensors}
     for names in sorted(tied):
