@@ -1,6 +1,6 @@
 """PyTorch's own test files, unmodified: on stock torch, then under the overlay, then what differs.
 
-    python tools/run_pytorch_tests.py --pytorch ~/pytorch mesh redistribute
+    python tools/run_pytorch_tests.py --fork --pytorch ~/pytorch mesh redistribute
     python tools/run_pytorch_tests.py --pytorch ~/pytorch test/distributed/tensor/test_dtensor.py --select TestDTensor
     python tools/run_pytorch_tests.py test_device_mesh.py test_serialization.py
 

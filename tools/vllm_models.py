@@ -396,7 +396,8 @@ def built(
     name: str, folder: str, rank: int, size: int, port: int, layout: str
 ) -> tuple[Any, dict[str, list[int]], Any]:
     """The model of this worker, the shapes of a checkpoint's tensors by name, and vLLM's config."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    # By the name vLLM's communicator finds shared memory, where it takes that: each set of workers has its own.
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), VLLM_DIST_IDENT=f"torch_overlay_{port}")
     import torch
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel

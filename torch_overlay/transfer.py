@@ -120,8 +120,9 @@ class Transfer:
 
         require_recognised()
         limit = None if timeout is None else checked_timeout(timeout)
-        if not isinstance(budget, int):
+        if not isinstance(budget, (int, float)) and not hasattr(budget, "__index__"):
             raise TypeError(f"budget= takes a whole number of bytes; got {budget!r}.")
+        budget = int(budget)
         if not (names is None or callable(names) or isinstance(names, Mapping)):
             raise TypeError(
                 f"names= takes a dict from paths of the source to paths of the target, or a function; got {names!r}."

@@ -115,6 +115,20 @@ def test_each_patch_changes_something_and_has_tests(states):
         assert any(path.endswith(f"/{test}") for path in states[-1] for test in named), message.name
 
 
+def test_a_copy_that_is_committed_says_its_release(tmp_path):
+    """Links to the files of the installed torch would be links in the commit, too."""
+    copy_torch(INSTALLED, tmp_path)
+    for words in (
+        ["init", "-q"],
+        ["add", "torch/version.py", "torch/distributed/device_mesh.py"],
+        ["commit", "-qm", "a"],
+    ):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True)
+    assert Tree.at(tmp_path, "HEAD").release == Tree.at(tmp_path).release
+    assert not any(path.is_symlink() for path in (tmp_path / "torch").glob("*.py"))
+
+
 @pytest.mark.skipif(not NIGHTLY, reason="ten seconds for who sends patches upstream: only at night")
 def test_its_own_tests_pass_where_the_overlay_is_not(states, tmp_path):
     """On a copy of torch that carries the whole stack, without torch_overlay."""

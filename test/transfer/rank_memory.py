@@ -203,7 +203,7 @@ class MemoryCases:
         """Where that is so when it is made; and after a bind, before anything is sent. The same words on all ranks."""
         mine = torch.full((64, 64), float(self.rank))
         names = [f"w{(self.rank + step) % WORLD}" for step in range(2)]
-        said = r"copies 16384 bytes before it writes; 0 of the budget of 16384 bytes are left|A budget of .* too small"
+        said = r"copies 16384 bytes before it writes; the budget of 16384 bytes has no room|A budget of .* too small"
         with self.assertRaisesRegex(ValueError, said):
             torch_overlay.Transfer({names[0]: mine}, {names[1]: mine}, budget=mine.nbytes)
         with torch_overlay.Transfer({names[0]: mine}, {names[1]: mine.clone()}, budget=mine.nbytes) as transfer:

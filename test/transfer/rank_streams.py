@@ -107,4 +107,4 @@ class StreamCases:
                 with self.assertRaisesRegex(ValueError if self.rank == 5 else RuntimeError, said):
                     torch_overlay.redistribute(tree, *target, budget=4000)
         self.assertNotIn("all_to_all", group.begun)
-        self.assertEqual(group.begun.count("all_gather"), 2)
+        self.assertEqual(group.begun.count("all_gather"), 4)  # each first compares what ranks ask for

@@ -148,7 +148,7 @@ def test_a_budget_without_room_for_copies_names_no_negative_bytes(place, changes
     base = torch.arange(80000.0)
     one, other = base[:40000], base[40000:]
     with pytest.raises(
-        ValueError, match=r"copies 320000 bytes before it writes; the budget of 5000 has no room"
+        ValueError, match=r"copies 320000 bytes before it writes; the budget of 5000 bytes has no room"
     ) as said:
         torch_overlay.Transfer(
             {"a": one, "b": other}, {"a": other, "b": one}, group=place, budget=5000, changes=changes

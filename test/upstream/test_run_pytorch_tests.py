@@ -1,9 +1,14 @@
 """tools/run_pytorch_tests.py on a small file in the style of PyTorch's tests."""
 
+import io
 import json
+from types import SimpleNamespace
 
 import pytest
 import run_pytorch_tests as tool
+from pytorch_tests import show
+from pytorch_tests.difference import Verdict
+from rich.console import Console
 
 from width import NIGHTLY
 
@@ -94,3 +99,17 @@ def test_the_list_of_expectations_can_be_read():
     for entry in tool.load(str(tool.EXPECTED)):
         assert entry.reason and "::" in entry.pattern
         entry.in_force("overlay", tool.release())
+
+
+@pytest.mark.parametrize("verdicts", [[Verdict.SAME], [*Verdict]])
+def test_the_table_fits_80_columns(verdicts):
+    """No word above a column is cut, and none of the numbers."""
+    name = "distributed/_composable/fsdp/test_fully_shard_training.py"
+    found = [SimpleNamespace(name=f"{name}::T::{number}", verdict=each) for each in verdicts for number in range(123)]
+    times = {(side, name): SimpleNamespace(seconds=12_345.0) for side in ("stock", "overlay")}
+    console = Console(width=80, file=io.StringIO())
+    console.print(show.table(found, times, "overlay"))
+    text = console.file.getvalue()
+    heads = [show.SHORT.get(each, each.value) for each in verdicts]
+    assert text.split()[: 3 + len(heads)] == ["file", *heads, "stock", "overlay"], text
+    assert text.count(" 123 ") >= len(heads) and text.count("12345 s") == 2 and "\u2026" not in text

@@ -21,6 +21,9 @@ from .side import Side
 STYLES = {Verdict.BROKEN: "bold red", Verdict.FIXED: "green", Verdict.SKIPPED: "yellow", Verdict.FLAKY: "magenta"}
 
 
+SHORT = {Verdict.FAILING: "failing", Verdict.SKIPPED: "skipped"}  # above the columns of the table
+
+
 class Bars:
     """One bar for each file on each side that has begun; off the terminal, a line for each that ended badly."""
 
@@ -50,23 +53,25 @@ class Bars:
 
 
 def table(differences: Sequence[Difference], times: Mapping[tuple[str, str], Results], other: str) -> Table:
-    """A row a file: how its cases compare, and how long each side took."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("file", overflow="fold")
-    for verdict in Verdict:
-        shown.add_column(verdict.value, justify="right")
+    """A row a file: how its cases compare, and how long each side took. Of a terminal of 80 columns the file has 15 at
+    least, since verdicts that no case has are left out."""
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("file", overflow="fold", min_width=15)
+    verdicts = [each for each in Verdict if each is Verdict.SAME or any(found.verdict is each for found in differences)]
+    for verdict in verdicts:
+        shown.add_column(SHORT.get(verdict, verdict.value), justify="right", no_wrap=True)
     for side in ("stock", other):
-        shown.add_column(f"{side} s", justify="right")
+        shown.add_column(side, justify="right", no_wrap=True)
     counts: dict[str, collections.Counter[Verdict]] = collections.defaultdict(collections.Counter)
     for found in differences:
         counts[found.name.partition("::")[0]][found.verdict] += 1
     for file, count in counts.items():
-        seconds = [f"{times[side, file].seconds:.0f}" for side in ("stock", other)]
-        shown.add_row(file, *(str(count[verdict] or "") for verdict in Verdict), *seconds)
+        seconds = [f"{times[side, file].seconds:.0f} s" for side in ("stock", other)]
+        shown.add_row(file, *(str(count[verdict] or "") for verdict in verdicts), *seconds)
     if len(counts) > 1:
         total = sum(counts.values(), collections.Counter())
         shown.add_section()
-        shown.add_row("sum", *(str(total[verdict] or "") for verdict in Verdict), "", "")
+        shown.add_row("sum", *(str(total[verdict] or "") for verdict in verdicts), "", "")
     return shown
 
 

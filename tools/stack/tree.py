@@ -145,7 +145,8 @@ def installed_torch() -> pathlib.Path:
 
 
 def copy_torch(installed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """Make ``folder/torch``; a Python with the folder on its path imports it in place of the installed one.
+    """Make ``folder/torch``; a Python with the folder on its path imports it in place of the installed one. Files are
+    copied, so that a commit of the folder has them; other folders than torch.distributed are links.
 
     Args:
         installed: the ``torch`` folder of an environment.
@@ -162,6 +163,8 @@ def copy_torch(installed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
             continue
         if entry.name == "distributed":
             shutil.copytree(entry, target / "distributed")
+        elif entry.is_file():
+            shutil.copy(entry, target / entry.name)
         else:
             (target / entry.name).symlink_to(entry.resolve())
     return folder

@@ -207,6 +207,7 @@ class Watch:
         keeper: the rank whose process has the store; None if nobody knows.
         close_connections: ends all waits in the transfer's groups with an error. Called once, by any thread.
         count_failure: called before other ranks hear of a failure of this rank.
+        left: called when this rank uses the store no more.
 
     Attributes:
         is_cut: True once the connections are closed, or are being closed.
@@ -223,10 +224,11 @@ class Watch:
         keeper: int | None,
         close_connections: Callable[[], None],
         count_failure: Callable[[], object] = lambda: None,
+        left: Callable[[], object] = lambda: None,
     ) -> None:
         self.ranks, self.rank, self.timeout, self._keeper = tuple(ranks), rank, timeout, keeper
         self._store = store
-        self._close_connections, self._count_failure = close_connections, count_failure
+        self._close_connections, self._count_failure, self._left = close_connections, count_failure, left
         # The position and when it was entered. Replaced as a whole, since other threads read it without a lock.
         self._at = Position(0, 0, False, "making"), time.monotonic()
         self._begun = time.monotonic()  # the run
@@ -509,12 +511,14 @@ class Watch:
         store = self._store
         store.set(f"closed {self.rank}", json.dumps(self.position._replace(waits=False, text=why)))
         if store.add("closed", 1) < len(self.ranks):
+            self._left()
             return
         calls = range(1, store.add("calls", 0) + 1)
         keys = [f"closed {rank}" for rank in self.ranks] + [f"call {n}" for n in calls] + ["failure", "missing"]
         keys += [key for run in range(self._said[1] + 1) for key in (f"long {run}", f"long {run} for")][-LEFT:]
         for key in (*keys, *[f"answer {n} {rank}" for n in calls for rank in self.ranks], "calls", "closed"):
             store.delete_key(key)
+        self._left()
 
 
 class _Threads:

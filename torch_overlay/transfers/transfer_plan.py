@@ -135,7 +135,7 @@ class Plans:
         remain = (
             f"{left} of the budget of {budget} bytes are left for"
             if left > 0
-            else f"the budget of {budget} has no room for"
+            else f"the budget of {budget} bytes has no room for"
         )
         why = f"{cause} copies {copied} bytes before it writes; {remain} buffers."
         room = Room(left, lambda needed: needed + copied, why if copied else "")
