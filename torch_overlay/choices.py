@@ -57,7 +57,7 @@ def read_switch(name: str, value: object) -> bool:
     raise OptionError(f"{name} is on or off (True or False), not {value!r}")
 
 
-def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[str, object], str]:
+def one_of(*words: str) -> Callable[[str, object], str]:
     """Return a function that validates an option which takes one of these words. It takes the option's name and a
     value."""
 
@@ -65,15 +65,10 @@ def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[
         """Return `value` if it is one of the words."""
         if isinstance(value, str) and value in words:
             return value
-        now = (formerly or {}).get(str(value).lower())
-        hint = f". What was {value!r} is {now!r} now" if now else did_you_mean(str(value), words)
+        hint = did_you_mean(str(value), words)
         raise OptionError(f"{name} is one of {', '.join(map(repr, words))}, not {value!r}{hint}")
 
     return read
-
-
-# `share_groups` was on or off before it took words.
-SHARING = {text: "off" for text, on in SWITCH.items() if not on}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -115,13 +110,10 @@ def some_of(*words: str) -> Callable[[str, object], tuple[str, ...]]:
     return read
 
 
-# Options of earlier versions. Setting one is an error, also in the environment, since nothing reads it any more.
-GONE = ("cost", "topology")
-
 READERS: dict[str, Callable] = {
-    "share_groups": one_of("names", "ranks", "off", formerly=SHARING),
+    "share_groups": one_of("names", "ranks", "off"),
     "create": one_of("members", "world"),
-    "flatten": one_of("whole", "existing", formerly={"any": "whole"}),
+    "flatten": one_of("whole", "existing"),
     "check_mesh": read_switch,
     "leave_out": some_of(*OPTIONAL),
 }
@@ -137,7 +129,7 @@ def choose(base: Choices, chosen: Mapping[str, object]) -> Choices:
     """Return `base` with these options changed."""
     for name in chosen:
         if name not in READERS:
-            hint = " any more." if name in GONE else did_you_mean(name, READERS) or "."
+            hint = did_you_mean(name, READERS) or "."
             raise OptionError(f"There is no option {name!r}{hint} Options: {', '.join(READERS)}")
     return dataclasses.replace(base, **{name: READERS[name](name, value) for name, value in chosen.items()})
 
@@ -155,7 +147,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Choices:
         name = variable.removeprefix(PREFIX)
         if not variable.startswith(PREFIX) or name in OTHERS:
             continue
-        if name.lower() in READERS or name.lower() in GONE:
+        if name.lower() in READERS:
             try:
                 chosen = choose(chosen, {name.lower(): text})
             except OptionError as error:

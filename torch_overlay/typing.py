@@ -1,8 +1,8 @@
 """For type checkers: the options of `enable`, and `DeviceMesh` with the methods that the overlay adds.
 
-    from torch_overlay.typing import overlaid
+    from torch_overlay.typing import OverlayMesh
 
-    mesh = overlaid(init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp")))
+    mesh = typing.cast(OverlayMesh, init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp")))
     mesh.permute(("tp", "dp"))  # known, and checked
 
 Importing this imports no torch. When a program runs, `OverlayMesh` is `DeviceMesh` itself.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-__all__ = ["Options", "OverlayMesh", "overlaid"]
+__all__ = ["Options", "OverlayMesh"]
 
 
 class Options(TypedDict, total=False):
@@ -52,19 +52,6 @@ if TYPE_CHECKING:
         def abort(self) -> None: ...
 
         def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> OverlayMesh: ...
-
-
-def overlaid(mesh: DeviceMesh) -> OverlayMesh:
-    """Return the same mesh, as a type checker should see it under the overlay.
-
-    Raises:
-        TypeError: not a `DeviceMesh`.
-    """
-    from torch.distributed.device_mesh import DeviceMesh
-
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"overlaid() needs a DeviceMesh, got {type(mesh).__name__}")
-    return mesh  # type: ignore[return-value]
 
 
 if not TYPE_CHECKING:

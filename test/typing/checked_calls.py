@@ -14,7 +14,7 @@ from torch_overlay.parallel_dims import ParallelDims
 from torch_overlay.report import Status
 from torch_overlay.show.drawing import Drawing
 from torch_overlay.show.explanation import Explanation
-from torch_overlay.typing import Options, OverlayMesh, overlaid
+from torch_overlay.typing import Options, OverlayMesh
 
 
 def right(tensor: DTensor, mesh: OverlayMesh) -> None:
@@ -26,7 +26,7 @@ def right(tensor: DTensor, mesh: OverlayMesh) -> None:
     explanation: Explanation = torch_overlay.explain(tensor, "R,S1")
     explanation = torch_overlay.explain(tensor, "R,S1", out="plans.png")
     drawing: Drawing = torch_overlay.draw(mesh, out="mesh.png", gpus_per_host=4)
-    other: OverlayMesh = overlaid(mesh).permute(("tp", "dp"))["tp"].flatten("all").unflatten("all", (2,), ("tp",))
+    other: OverlayMesh = mesh.permute(("tp", "dp"))["tp"].flatten("all").unflatten("all", (2,), ("tp",))
     dims: ParallelDims = torch_overlay.parallel_dims.ParallelDims(tp=2)
     torch_overlay.prepare(other)
     found: Landings = torch_overlay.landings(print, Module(), {"w": tensor}, depends_on=[1])

@@ -25,7 +25,7 @@ _PROGRAM = """PROGRAM is one of:
   -           a script from standard input
   COMMAND     a command on PATH, or beside this Python, that starts Python: torchrun, accelerate
 
-Python's own flags stand before PROGRAM and mean what they mean to python: -u, -i, -O, -B, -q, -v, -W arg, -X opt, ...
+Python's own flags stand before -m, and hold for PROGRAM: python -u -m torch_overlay run train.py
 
 The overlay is on in every Python process that the program starts, from the moment torch is imported. It can't reach
 processes that ignore the environment (python -E, -I or -S, env -i) or get another PYTHONPATH.
@@ -34,18 +34,16 @@ Examples:
 
   %(prog)s train.py --lr 1e-3
   %(prog)s torchrun --nproc-per-node 4 train.py
-  %(prog)s --set flatten=existing --report -u -m pytest
+  %(prog)s --set flatten=existing --report -m pytest
 """
 STARTUP = str(pathlib.Path(__file__).parents[1] / "_startup")
 SWITCH = choices.PREFIX + "RUN"
-PLAIN = "bBdiOPqsuvx"  # python's flags without an argument, which may be joined, as in -uB
-CUT_OFF = "EIS"  # with these Python ignores PYTHONPATH or runs no sitecustomize, by which the overlay comes in
-CHECK_PYCS = "--check-hash-based-pycs"  # Python's only long flag with an argument
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add what `--help` shows. argparse doesn't read the words, since Python's flags stand among them; `parse` does."""
-    parser.usage = "%(prog)s [OPTION...] [PYTHON'S FLAGS...] [--] PROGRAM [ARGUMENT...]"
+    """Add what `--help` shows. argparse doesn't read the words, since it would take the program's for its own; `parse`
+    does."""
+    parser.usage = "%(prog)s [OPTION...] [--] PROGRAM [ARGUMENT...]"
     parser.description = "Run an unmodified program, and every Python process that it starts, under the overlay."
     parser.epilog = _PROGRAM
     parser.add_argument(
@@ -73,12 +71,13 @@ def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespac
         if line.version:
             print(version())
             parser.exit()
-        command = command_of(line.flags, line.program)
+        command = command_of(line.program)
         environ = environment(os.environ, line.settings)
         choices.from_environment(environ)  # so that a wrong option fails here, and not in every process of the job
         strict = choices.strict_from_environment(environ)
     except UnknownFlag as error:
-        parser.exit(2, f"torch_overlay run: there is no option {str(error)!r}; the program's own come after PROGRAM\n")
+        where = "the program's own come after PROGRAM, and Python's before -m torch_overlay"
+        parser.exit(2, f"torch_overlay run: there is no option {str(error)!r}; {where}\n")
     except ValueError as error:
         parser.exit(2, f"torch_overlay run: {error}\n")
     return argparse.Namespace(command="run", no_strict=not strict, line=command, environ=environ)
@@ -97,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class UnknownFlag(ValueError):
-    """A flag that is neither ours nor Python's. The text of the error is the flag."""
+    """A flag that isn't ours. The text of the error is the flag."""
 
 
 @dataclasses.dataclass
@@ -106,45 +105,40 @@ class CommandLine:
 
     Attributes:
         settings: environment variables that our own flags set.
-        flags: Python's flags.
         program: the program with its arguments. -m, -c or - may be its first word; it is -- before a file whose name
             looks like a flag.
     """
 
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
-    flags: list[str] = dataclasses.field(default_factory=list)
     program: list[str] = dataclasses.field(default_factory=list)
     help: bool = False
     version: bool = False
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
-    """Read our flags, and Python's as Python reads them. They end where the program begins. After --help or
-    --version nothing else is read."""
+    """Read our flags. They end where the program begins. After --help or --version nothing else is read."""
     line, rest = CommandLine(), list(argv)
-    # By hand: argparse would take the program's flags for its own, and can't read joined ones such as -uB.
-    while rest and rest[0].startswith("-") and rest[0] != "-" and not line.program:
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "-m", "-c"):
         word = rest.pop(0)
         # As Python: it ends the flags, and a file whose name begins with a dash may follow.
         if word == "--":
             line.program = ["--"] if rest and rest[0].startswith("-") and rest[0] != "-" else []
             break
-        if word.startswith("--"):
-            _read_long(line, word, rest)
-        else:
-            _read_short(line, word, rest)
+        _read_flag(line, word, rest)
         if line.help or line.version:
             return line
     line.program += rest
-    if not line.program and "-i" not in line.flags:
+    if not line.program:
         raise ValueError("there is no program to run")
+    if line.program in (["-m"], ["-c"]):
+        raise ValueError(f"{line.program[0]} is followed by {'a module' if line.program[0] == '-m' else 'code'}")
     return line
 
 
-def _read_long(line: CommandLine, word: str, rest: list[str]) -> None:
-    """Read a flag with two dashes into `line`, and take its argument out of `rest`."""
-    if word in ("--help", "--version"):
-        line.help, line.version = word == "--help", word == "--version"
+def _read_flag(line: CommandLine, word: str, rest: list[str]) -> None:
+    """Read a flag into `line`, and take its argument out of `rest`."""
+    if word in ("-h", "--help", "--version"):
+        line.help, line.version = word != "--version", word == "--version"
     elif word == "--no-strict":
         line.settings[choices.PREFIX + "STRICT"] = "off"
     elif word == "--report":
@@ -157,46 +151,19 @@ def _read_long(line: CommandLine, word: str, rest: list[str]) -> None:
             raise ValueError("--set is followed by OPTION=VALUE")
         choices.choose(choices.DEFAULT, {name: value})  # raises for a wrong option, before the program starts
         line.settings[choices.PREFIX + name.upper()] = value
-    elif word == CHECK_PYCS and rest:
-        line.flags += [word, rest.pop(0)]
     else:
         raise UnknownFlag(word.partition("=")[0])
 
 
-def _read_short(line: CommandLine, word: str, rest: list[str]) -> None:
-    """Read a word such as -u, -OO, -uB, -Werror or -um into `line`."""
-    for place, letter in enumerate(word[1:], start=1):
-        if letter in PLAIN:
-            line.flags.append(f"-{letter}")
-        elif letter in CUT_OFF:
-            raise ValueError(f"-{letter} makes Python skip what `run` relies on: PYTHONPATH or sitecustomize")
-        elif letter in "h?":
-            line.help = True
-        elif letter in "WXmc":
-            if not word[place + 1 :] and not rest:
-                what = {"m": "a module", "c": "code", "W": "a filter", "X": "an option"}[letter]
-                raise ValueError(f"-{letter} is followed by {what}")
-            words = [f"-{letter}", word[place + 1 :] or rest.pop(0)]
-            # -m and -c end Python's flags: all words after them are the program's.
-            if letter in "WX":
-                line.flags += words
-            else:
-                line.program = words
-            return
-        else:
-            raise UnknownFlag(f"-{letter}")
-
-
-def command_of(flags: list[str], program: list[str]) -> list[str]:
-    """The command line of the program, with these flags after those that this Python was started with."""
+def command_of(program: list[str]) -> list[str]:
+    """The command line of the program, with the flags that this Python was started with."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("this Python was started with -E, -I or -S, so it and its children skip what `run` relies on")
     # What multiprocessing, too, gives to the interpreters that it starts; and what it leaves out, -u and -i.
     python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
     python += ["-u"] if getattr(sys.__stdout__, "write_through", False) else []
     python += ["-i"] if sys.flags.inspect else []
-    python += flags
-    if not program or program[0] in ("-m", "-c", "-", "--"):
+    if program[0] in ("-m", "-c", "-", "--"):
         return python + program
     # A file wins over a command of the same name, as `python NAME` takes the file.
     missing = _no_program(program[0])
@@ -207,10 +174,6 @@ def command_of(flags: list[str], program: list[str]) -> list[str]:
     found = shutil.which(program[0]) or (shutil.which(program[0], path=beside) if beside else None)
     if found is None:
         raise ValueError(f"{missing} and no such command on PATH or beside {sys.executable}")
-    if flags:
-        raise ValueError(
-            f"{' '.join(flags)} is for Python, and {program[0]!r} is a command: give it to what that starts"
-        )
     return [found, *program[1:]]
 
 
