@@ -128,6 +128,16 @@ def redistribute_local_tensor(
             numbers are to be reduced by max, min or product. Or a collective failed.
         Exception: what the step-by-step path raises, where that runs.
     """
+    # Dynamo comes here in backward under compiled autograd. It can't trace a plan.
+    if torch.compiler.is_dynamo_compiling():
+        return _redistribute_untraced(
+            local_tensor,
+            current_spec,
+            target_spec,
+            async_op=async_op,
+            use_graph_based_transform=use_graph_based_transform,
+            is_explicit=is_explicit,
+        )
     mesh = real_mesh(current_spec.mesh)
     answer = find_answer(
         mesh,
@@ -174,6 +184,15 @@ def redistribute_local_tensor(
         is_explicit=is_explicit,
     ):
         return answer.run(local_tensor, mesh)
+
+
+def _redistribute_untraced(*arguments: Any, **named: Any) -> torch.Tensor:
+    """`redistribute_local_tensor`, before which dynamo breaks the graph."""
+    return redistribute_local_tensor(*arguments, **named)
+
+
+# What torch.compiler.disable() sets. Calling that would import all of dynamo here.
+_redistribute_untraced._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _check_complex(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> None:

@@ -169,6 +169,15 @@ def _wait_later(tensor: torch.Tensor) -> torch.Tensor:
     return _wait(tensor) if _are_we_tracing() else AsyncCollectiveTensor(tensor)
 
 
+def _pending_by_itself(result: torch.Tensor) -> torch.Tensor:
+    """Return a pending result that is no view for autograd. Compiled code whose sizes
+    change can't take a view of a pending tensor: rank 1 of 7 rows that were reduced
+    over two ranks, for one, and any exchange."""
+    if type(result) is AsyncCollectiveTensor and result._is_view():
+        return AsyncCollectiveTensor(result.elem)
+    return result
+
+
 def _make_all_reduce(
     step: AllReduce, here: Here, group: Group, finish: Local
 ) -> Stages:
@@ -482,6 +491,8 @@ class Program:
         copy = self._last_copy()
         if copy is not None:
             functions = (*functions, copy)
+        if question.async_op:
+            functions = (*functions, _pending_by_itself)
         self.groups = {group.name: axes for axes, group in used.items()}
         self.in_order = all(group.in_order for group in used.values())
         self.functions = functions
