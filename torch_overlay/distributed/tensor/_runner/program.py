@@ -46,7 +46,7 @@ from .._planner.steps import (
     Step,
     last_collective,
 )
-from .at_hand import AtHand, Group, at_hand, gone
+from .at_hand import AtHand, Group, at_hand, gone, wrong_order
 from .exchange import (
     MOVED,
     Here,
@@ -613,7 +613,11 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
 
     Raises:
         NotPlanned: the step-by-step path has to run; the text is the reason.
+        RuntimeError: a group has its ranks in another order than the mesh.
     """
+    wrong = wrong_order(mesh)
+    if wrong is not None:
+        raise RuntimeError(wrong)
     sizes, shape, dtype = question.sizes, tuple(question.shape), question.dtype
     ends = read_ends(question, sizes)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
