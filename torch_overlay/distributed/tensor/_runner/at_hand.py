@@ -187,7 +187,7 @@ def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
         RuntimeError: the group was destroyed, or the mesh was loaded in a process that
             has no such group.
     """
-    members = _members(mesh, axes)
+    members = members_along(mesh, axes)
     name = (
         _axis_group_name(mesh, axes[0])
         if len(axes) == 1
@@ -235,7 +235,7 @@ def _wrong_axis(mesh: DeviceMesh, axis: int) -> str | None:
     # A group that is gone is an error elsewhere, and so is one over other ranks.
     if group is None:
         return None
-    ranks, members = get_process_group_ranks(group), _members(mesh, (axis,))
+    ranks, members = get_process_group_ranks(group), members_along(mesh, (axis,))
     wrong = ranks != members and sorted(ranks) == sorted(members)
     advice = "Make these groups by new_group(ranks, sort_ranks=False)."
     if not wrong and _sorts_elsewhere(mesh, axis, group):  # overlay only
@@ -270,7 +270,7 @@ def _sorts_elsewhere(mesh: DeviceMesh, axis: int, group: Any) -> bool:  # overla
     return any(list(ranks) != sorted(ranks) for ranks in copies)
 
 
-def _members(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
+def members_along(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
     """Return the ranks that differ from this one on these axes only, itself included,
     in the order of the mesh."""
     view = view_of(mesh)
@@ -297,7 +297,7 @@ def gone(mesh: DeviceMesh, axes: Sequence[int]) -> str:
     return (
         "A redistribution needs the process group over "
         f"{', '.join(names[axis] for axis in axes)} of {mesh}, ranks "
-        f"{_members(mesh, axes)}, and it is gone: this process destroyed it, by "
+        f"{members_along(mesh, axes)}, and it is gone: this process destroyed it, by "
         "destroy_process_group or abort() on "
         "this mesh or on a view of it. Make the mesh anew on all of its ranks."
     )
