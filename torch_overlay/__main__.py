@@ -29,11 +29,7 @@ NO_TORCH = ("run", "draw")
 
 
 def parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """Make the parser of the whole command line.
-
-    Args:
-        chosen: the command whose arguments are added. Modules of other commands aren't imported.
-    """
+    """Make the parser of the whole command line."""
     console = pathlib.Path(sys.argv[0]).stem == "torch-overlay"  # so that usage shows what the user typed
     whole = argparse.ArgumentParser(
         prog="torch-overlay" if console else "python -m torch_overlay",
@@ -69,9 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     The code is 0 after --help and --version, and 1 if the reader of the output of a command stopped reading. Otherwise
     it is what the command returns: `status`, for example, returns 1 if a patch was left out. Other errors of the
     command are passed on.
-
-    Args:
-        argv: the words of the command line, without the program; `sys.argv` if None.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
@@ -98,12 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refused(arguments: argparse.Namespace) -> str:
-    """Return one line that says why the command can't run with this torch; empty if it can.
-
-    Raises:
-        OptionError: TORCH_OVERLAY_STRICT is neither on nor off, and --no-strict isn't given.
-        UnknownRelease: torch's version has no number.
-    """
+    """Return one line that says why the command can't run with this torch; empty if it can."""
     lenient = getattr(arguments, "no_strict", None)
     if lenient or not strict_from_environment():
         return ""
@@ -113,8 +101,7 @@ def _refused(arguments: argparse.Namespace) -> str:
 
 def _run_command(arguments: argparse.Namespace) -> int:
     """Run a command whose arguments were read, and return its exit code; 1 if the reader of its output stopped reading,
-    and the rest of the output is dropped. Other errors of the command are passed on. On POSIX, `run` replaces this
-    process and doesn't return."""
+    and the rest of the output is dropped."""
     try:
         with warnings.catch_warnings():
             # Torch warns when it is imported without numpy. Nothing here needs numpy.

@@ -47,12 +47,6 @@ SWITCH = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": F
 def read_switch(name: str, value: object) -> bool:
     """Read a bool, or a word for one: on, 1, true or yes, off, 0, false or no, in any case.
 
-    Args:
-        name: of the option, for the error.
-
-    Raises:
-        OptionError: `value` is neither.
-
     >>> read_switch("check_mesh", "on")
     True
     """
@@ -65,21 +59,10 @@ def read_switch(name: str, value: object) -> bool:
 
 def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[str, object], str]:
     """Return a function that validates an option which takes one of these words. It takes the option's name and a
-    value.
-
-    Args:
-        formerly: spellings of earlier versions, each with the word that replaced it, which the error then names.
-    """
+    value."""
 
     def read(name: str, value: object) -> str:
-        """Return `value` if it is one of the words.
-
-        Args:
-            name: of the option, for the error.
-
-        Raises:
-            OptionError: it isn't. Lists the words.
-        """
+        """Return `value` if it is one of the words."""
         if isinstance(value, str) and value in words:
             return value
         now = (formerly or {}).get(str(value).lower())
@@ -117,11 +100,7 @@ def some_of(*words: str) -> Callable[[str, object], tuple[str, ...]]:
     """
 
     def read(name: str, value: object) -> tuple[str, ...]:
-        """Return the words in `value`, in the order of `words`; () for "none" or an empty text.
-
-        Raises:
-            OptionError: `value` is no text or sequence, or has another word. Names the option and the words.
-        """
+        """Return the words in `value`, in the order of `words`; () for "none" or an empty text."""
         if isinstance(value, str):
             value = [word.strip() for word in value.split(",")] if value.lower() not in ("", "none") else ()
         if not isinstance(value, Iterable):
@@ -155,14 +134,7 @@ def switches(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose(base: Choices, chosen: Mapping[str, object]) -> Choices:
-    """Return `base` with these options changed.
-
-    Args:
-        chosen: values by the options' names, as a user gave them.
-
-    Raises:
-        OptionError: there is no such option, or it doesn't take the value. Names the option and what it takes.
-    """
+    """Return `base` with these options changed."""
     for name in chosen:
         if name not in READERS:
             hint = " any more." if name in GONE else did_you_mean(name, READERS) or "."
@@ -173,12 +145,6 @@ def choose(base: Choices, chosen: Mapping[str, object]) -> Choices:
 def from_environment(environ: Mapping[str, str] | None = None) -> Choices:
     """Return the default options, changed by each variable ``TORCH_OVERLAY_<NAME>``. Warns of a variable with this
     prefix that names no option; those in `OTHERS` are skipped.
-
-    Args:
-        environ: the variables; `os.environ` if None.
-
-    Raises:
-        OptionError: a variable has a value that its option doesn't take, or names an option of an earlier version.
 
     >>> from_environment({"TORCH_OVERLAY_FLATTEN": "existing"}).flatten
     'existing'
@@ -203,12 +169,5 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Choices:
 
 
 def strict_from_environment(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether one unrecognised target makes enable() raise: unless TORCH_OVERLAY_STRICT is off.
-
-    Args:
-        environ: the variables; `os.environ` if None.
-
-    Raises:
-        OptionError: the variable is neither on nor off.
-    """
+    """Return whether one unrecognised target makes enable() raise: unless TORCH_OVERLAY_STRICT is off."""
     return read_switch(PREFIX + "STRICT", (os.environ if environ is None else environ).get(PREFIX + "STRICT", "on"))

@@ -21,9 +21,6 @@ def trace_as_torch() -> tuple[list[str], dict[str, Any]]:
 
     Dynamo decides by lists of files, which it builds anew after each init_process_group. So this replaces the functions
     that build them.
-
-    Returns:
-        Our files, and torch's functions, for `trace_as_user_code`.
     """
     from torch._dynamo import trace_rules  # imported already: the row waits for it
 
@@ -46,10 +43,6 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
 
     Dynamo refuses members of a mesh that it doesn't know. Without the guard, code that was compiled for one mesh would
     run with an equal mesh that has other groups, and communicate over the groups of the first.
-
-    Returns:
-        What was added to dynamo's tables, dynamo's entry for meshes (None before torch 2.12), and its former guard, for
-        `trace_views_no_more`.
     """
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -238,16 +238,7 @@ def require_recognised() -> None:
 
 
 def _change_if_on(strict: bool | None, options: dict[str, object]) -> bool:
-    """If the overlay is on, change the named options and keep the others. True if it is on. The caller holds the lock.
-
-    Args:
-        strict: True if no row may have been left out up to now. None and False ask for nothing.
-
-    Raises:
-        ChangedTarget: `strict`, and the overlay has left out rows.
-        OptionError: an option has a wrong name or value, or asks for another `leave_out` than the one in force. No
-            option is changed then.
-    """
+    """If the overlay is on, change the named options and keep the others. The caller holds the lock."""
     if _session is None:
         return False
     if strict and _session.refused:
@@ -272,8 +263,7 @@ def _set_options(chosen: choices.Choices) -> None:
 
 
 def _arrived(session: Session, modules: list[str]) -> None:
-    """Patch modules that rows waited for, now that they are imported. Their bodies are imported without our lock. Does
-    nothing if disable() came meanwhile. Raises as `Session.import_bodies` and `Session.apply`."""
+    """Patch modules that rows waited for, now that they are imported. Their bodies are imported without our lock."""
     session.import_bodies([patch for module in modules for patch in session.waiting.get(module, ())])
     with _lock:
         if session is _session:  # else disable() came while the bodies were imported
@@ -328,12 +318,7 @@ def enabled(strict: bool | None = None, **options: object) -> Iterator[report.St
 
 
 def _leave(block: OpenBlock, entered: bool = True) -> None:
-    """Restore the state before the block. While a block is open that began later, its options stay, and its end
-    restores that state instead. Raises as `disable`.
-
-    Args:
-        entered: False if the enable() of the block failed.
-    """
+    """Restore the state before the block."""
     with _lock:
         place = _blocks.index(block)
         _blocks.remove(block)
@@ -398,8 +383,7 @@ def _release_text() -> str:
 
 
 def _row(patch: Patch) -> report.RowStatus:
-    """Return the state of a row, and the reason if the overlay is on and the row isn't applied. While the overlay is
-    off, the state is "off" without a reason."""
+    """Return the state of a row, and the reason if the overlay is on and the row isn't applied."""
     state, why = "off", ""
     if _session is not None:
         if patch in _session.changes:

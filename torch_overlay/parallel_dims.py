@@ -150,16 +150,7 @@ class ParallelDims:
         return {name: getattr(self, name) for name in names}
 
     def _fill(self, names: tuple[str, ...], total: int, what: str, exact: bool) -> ParallelDims:
-        """Return these degrees with the one of `names` that is -1 inferred from the total. If none is, check their
-        product against it.
-
-        Args:
-            total: what the product must be (`exact`), or be a divisor of.
-            what: what the total is, for the error.
-
-        Raises:
-            ValueError: the product doesn't fit. Says which change of one degree would.
-        """
+        """Return these degrees with the one of `names` that is -1 inferred from the total."""
         degrees = self._degrees(names)
         open_degree = next((name for name, degree in degrees.items() if degree == -1), None)
         known = {name: degree for name, degree in degrees.items() if degree != -1}
@@ -227,11 +218,7 @@ class ParallelMeshes:
         return self._views[names]
 
     def _view(self, names: tuple[str, ...]) -> DeviceMesh:
-        """Make a view for `__getitem__`, of the first mesh that has all of these names.
-
-        Raises:
-            KeyError: there is no such name, no mesh has all of them, or they come in another order than in their mesh.
-        """
+        """Make a view for `__getitem__`, of the first mesh that has all of these names."""
         unknown = [name for name in names if name not in self.axes]
         if unknown or not names:
             what = ", ".join(map(repr, unknown)) or "asked for"
@@ -270,8 +257,7 @@ class ParallelMeshes:
         raise ValueError(f"of() needs views of one mesh of these dims ({', '.join(self._meshes())}), got {asked}")
 
     def _has_by_name(self, home: DeviceMesh, axis: DeviceMesh) -> bool:
-        """True if `axis`, a named mesh of one axis, is the axis of `home` that has its name. `loss` counts as an axis
-        of `data`, whose axes batch and cp it joins."""
+        """True if `axis`, a named mesh of one axis, is the axis of `home` that has its name."""
         (name,) = _names(axis)
         if home is self.data and name == "loss":
             return axis == self.loss
@@ -324,8 +310,7 @@ class ParallelMeshes:
         return math.prod(home.shape[_names(home).index(last) + 1 :])
 
     def _meshes(self) -> dict[str, DeviceMesh]:
-        """Return the meshes by their attribute names, in the order in which names of axes are looked up. "world" is
-        left out if there is no world mesh."""
+        """Return the meshes by their attribute names, in the order in which names of axes are looked up."""
         named = {what: getattr(self, what) for what in ("world", "dense", "sparse", "data", "loss")}
         return {what: mesh for what, mesh in named.items() if mesh is not None}
 
@@ -337,12 +322,7 @@ def _quotient(total: int, factors: Any) -> int | None:
 
 
 def _fitting(degrees: dict[str, int], total: int, exact: bool) -> str:
-    """Return changes of one degree that would make the product fit the total, as a sentence. Empty if there are none.
-
-    Args:
-        degrees: those whose product doesn't fit, by name.
-        exact: whether the product must be the total, or only divide it.
-    """
+    """Return changes of one degree that would make the product fit the total, as a sentence."""
     changes = []
     for name in degrees:
         largest = _quotient(total, [degree for other, degree in degrees.items() if other != name])
@@ -360,11 +340,7 @@ def _names(mesh: DeviceMesh) -> tuple[str, ...]:
 
 
 def _each_axis(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
-    """Return an iterator over the axes of a mesh, each as a mesh of one axis.
-
-    Raises:
-        ValueError: the axes have no names.
-    """
+    """Return an iterator over the axes of a mesh, each as a mesh of one axis."""
     if not _names(mesh):
         raise ValueError(f"of() needs meshes with names, got {mesh!r}")
     return (mesh[name] for name in _names(mesh))

@@ -139,11 +139,7 @@ _MADE, _SHARED = "process groups made for meshes", "requests served by a shared 
 
 def _redistributions(counts: Mapping[str, object]) -> str:
     """Return how many redistributions were planned, and how many were left to torch, with the most frequent reason, as
-    a sentence.
-
-    Args:
-        counts: the counts of `Status.counts`, by name.
-    """
+    a sentence."""
     planned, reasons = counts.get("redistributions by plan", 0), counts.get("redistributions by torch's own code")
     if not isinstance(reasons, Mapping) or not reasons:
         return f"redistributions: {planned} by plan, none by torch's own code"
@@ -155,12 +151,7 @@ def _redistributions(counts: Mapping[str, object]) -> str:
 
 def _groups(counts: Mapping[str, object], groups: Listing | None) -> str:
     """Return how many groups were made, how often a request shared one, and how many share_groups="ranks" would save,
-    as a sentence.
-
-    Args:
-        counts: the counts of `Status.counts`, by name.
-        groups: of meshes; None without a world.
-    """
+    as a sentence."""
     created, shared = (counts.get(name, 0) for name in (_MADE, _SHARED))
     saved = sum(row.saved for row in groups.universes) if groups else 0
     more = f'; share_groups="ranks" would save {saved}' if saved else ""
@@ -169,11 +160,7 @@ def _groups(counts: Mapping[str, object], groups: Listing | None) -> str:
 
 def _missing_groups(counts: Mapping[str, object]) -> str:
     """Return the sentence of `summary` on process groups that no mesh has: the call that would make the most useful
-    one, and how many collectives that would have saved. If no plan lacked a group, the sentence says so.
-
-    Args:
-        counts: the counts of `Status.counts`, by name.
-    """
+    one, and how many collectives that would have saved."""
     calls = counts.get("collectives that more groups would save")
     if not isinstance(calls, Mapping) or not calls:
         return "missing groups: none cost anything"

@@ -69,9 +69,6 @@ class Release:
 def parse(text: str) -> Release:
     """Parse a version text.
 
-    Raises:
-        UnknownRelease: it doesn't begin with a number as 2.13 or 2.13.0.
-
     >>> parse("2.15.0a0+git1234").number, parse("2.13").name, parse("2.13.0+cpu").supported
     ((2, 15, 0), '2.13.0', True)
     """
@@ -83,11 +80,7 @@ def parse(text: str) -> Release:
 
 
 def running() -> Release:
-    """Return the release of the torch that is imported, or that would be. Imports nothing.
-
-    Raises:
-        UnknownRelease: torch isn't installed, or its version has no number.
-    """
+    """Return the release of the torch that is imported, or that would be. Imports nothing."""
     release = installed()
     if release is None:
         raise UnknownRelease("torch isn't installed for this Python, so there is nothing to overlay")
@@ -96,11 +89,7 @@ def running() -> Release:
 
 def installed() -> Release | None:
     """Return the release of the torch that is imported, or that would be; None if torch isn't installed. Imports
-    nothing.
-
-    Raises:
-        UnknownRelease: its version has no number.
-    """
+    nothing."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return parse(str(torch.__version__))  # type: ignore[attr-defined]
@@ -122,14 +111,7 @@ def installed() -> Release | None:
 
 
 def refusal(needed: bool) -> str:
-    """Return one line that says why a command can't run with this torch; empty if it can.
-
-    Args:
-        needed: the command needs torch. If False, no torch is fine, too.
-
-    Raises:
-        UnknownRelease: torch's version has no number.
-    """
+    """Return one line that says why a command can't run with this torch; empty if it can."""
     release = installed()
     if release is None:
         return f"torch isn't installed for this Python; {_SUPPORTS}" if needed else ""
@@ -144,11 +126,7 @@ def unsupported(release: Release) -> str:
 @functools.cache
 def fingerprints() -> dict[str, dict[str, dict[str, str]]]:
     """Return for each release and module the digest of the module's file, under "file", and the fingerprint of each
-    target in it. Read once: don't change it.
-
-    Raises:
-        PatchError: the package's loader gives no data files.
-    """
+    target in it. Read once: don't change it."""
     data = pkgutil.get_data(__package__, "fingerprints.json")  # from a zip, too
     if data is None:
         raise PatchError("torch_overlay was imported by a loader that gives no data: fingerprints.json isn't read")
@@ -156,11 +134,7 @@ def fingerprints() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def require_supported(release: Release) -> None:
-    """Check that there are fingerprints for the release.
-
-    Raises:
-        UnknownRelease: there are none.
-    """
+    """Check that there are fingerprints for the release."""
     if not release.supported:
         raise UnknownRelease(
             f"torch {release.text} isn't one of the releases that torch_overlay knows ({', '.join(SUPPORTED)}), so "
@@ -175,13 +149,6 @@ def unrecognised(patch: Patch, release: Release, source: recognise.Source, live:
 
     On a release without fingerprints (`enable(strict=False)`), a target is recognised if it equals that of any
     supported release for which the row is.
-
-    Args:
-        source: of the row's module.
-        live: the target's raw value, if its module is imported; None to look at the source alone.
-
-    Raises:
-        PatchError: the row has no fingerprint for this release.
     """
     if not patch.qualname or patch.kind is Kind.ADD:
         return None

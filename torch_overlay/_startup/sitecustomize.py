@@ -35,10 +35,6 @@ def reports(environ: MutableMapping[str, str], pid: int, parent: int) -> bool:
     the one that `run` was, or its child where a process can't be replaced. Data loaders and compile workers inherit the
     rank, so rank 0 takes the request out of the environment of processes that it starts. One launcher may start another
     (a cluster sets RANK on its nodes, and torchrun sets it again), so rank 0 of torchrun takes the request over.
-
-    Args:
-        environ: of this process, in which the switch must be set.
-        pid, parent: the numbers of this process and of the one that started it.
     """
     asked, _, program = environ[SWITCH].partition(":")
     rank = environ.get("RANK")
@@ -53,24 +49,14 @@ def reports(environ: MutableMapping[str, str], pid: int, parent: int) -> bool:
 
 def report(overlay: types.ModuleType, pid: int) -> None:
     """Print the status to standard error at exit, but not in a fork, which inherits the exit handler, and not in
-    torchrun itself.
-
-    Args:
-        overlay: the module torch_overlay.
-        pid: the number of the process that registered this.
-    """
+    torchrun itself."""
     if os.getpid() == pid and "torch.distributed.launcher.api" not in sys.modules:
         print(overlay.status(), file=sys.stderr)
 
 
 def watch(package: str, reporting: bool) -> None:
     """Turn the overlay on when torch has been imported. What `enable` raises then is raised by that import statement.
-    Uses the torch_overlay that this file is part of, also if the program's path has another one.
-
-    Args:
-        package: the folder of the package.
-        reporting: also print the status when this process ends.
-    """
+    Uses the torch_overlay that this file is part of, also if the program's path has another one."""
     # Our folder's parent is on the path for these imports only: a checkout, say, has more in it than the package.
     parent = os.path.dirname(package)
     sys.path.insert(0, parent)
@@ -95,11 +81,7 @@ def watch(package: str, reporting: bool) -> None:
 
 
 def run_next() -> None:
-    """Run the next ``sitecustomize`` on the path in our place, if there is one. What it raises is passed on.
-
-    Raises:
-        ModuleNotFoundError: it imports a module that isn't there.
-    """
+    """Run the next ``sitecustomize`` on the path in our place, if there is one. What it raises is passed on."""
     ours = sys.modules.pop(NAME)
     try:
         __import__(NAME)

@@ -64,12 +64,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """Read the command line of `run`. For a wrong one, prints a line to standard error and exits with 2; for --help and
-    --version, prints and exits with 0.
-
-    Args:
-        words: those after `run`.
-    """
+    """Read the command line of `run`. For a wrong one, prints a line to standard error and exits with 2; for --help
+    and --version, prints and exits with 0."""
     try:
         line = parse(words)
         if line.help:
@@ -89,11 +85,8 @@ def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespac
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the program in place of this process. Returns its exit code, only on platforms that can't replace a process.
-
-    Args:
-        arguments: what `read` returned.
-    """
+    """Run the program in place of this process. Returns its exit code, only on platforms that can't replace a
+    process."""
     line, environ = arguments.line, arguments.environ
     sys.stdout.flush()
     sys.stderr.flush()
@@ -126,13 +119,8 @@ class CommandLine:
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
-    """Read our flags, and Python's as Python reads them. They end where the program begins. After --help or --version
-    nothing else is read.
-
-    Raises:
-        UnknownFlag: a flag is neither ours nor Python's.
-        ValueError: a flag lacks its argument or isn't allowed, or there is no program to run.
-    """
+    """Read our flags, and Python's as Python reads them. They end where the program begins. After --help or
+    --version nothing else is read."""
     line, rest = CommandLine(), list(argv)
     # By hand: argparse would take the program's flags for its own, and can't read joined ones such as -uB.
     while rest and rest[0].startswith("-") and rest[0] != "-" and not line.program:
@@ -154,12 +142,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
 
 
 def _read_long(line: CommandLine, word: str, rest: list[str]) -> None:
-    """Read a flag with two dashes into `line`, and take its argument out of `rest`.
-
-    Raises:
-        UnknownFlag: the flag is neither ours nor Python's.
-        ValueError: --set lacks its argument, or that names no option or a wrong value.
-    """
+    """Read a flag with two dashes into `line`, and take its argument out of `rest`."""
     if word in ("--help", "--version"):
         line.help, line.version = word == "--help", word == "--version"
     elif word == "--no-strict":
@@ -181,13 +164,7 @@ def _read_long(line: CommandLine, word: str, rest: list[str]) -> None:
 
 
 def _read_short(line: CommandLine, word: str, rest: list[str]) -> None:
-    """Read a word such as -u, -OO, -uB, -Werror or -um into `line`. The argument of a flag is the rest of the word, or
-    the next, which is taken out of `rest`.
-
-    Raises:
-        UnknownFlag: a letter is no flag of Python's.
-        ValueError: a flag lacks its argument, or makes Python skip what `run` relies on.
-    """
+    """Read a word such as -u, -OO, -uB, -Werror or -um into `line`."""
     for place, letter in enumerate(word[1:], start=1):
         if letter in PLAIN:
             line.flags.append(f"-{letter}")
@@ -211,16 +188,7 @@ def _read_short(line: CommandLine, word: str, rest: list[str]) -> None:
 
 
 def command_of(flags: list[str], program: list[str]) -> list[str]:
-    """The command line of the program, with these flags after those that this Python was started with.
-
-    Args:
-        flags: Python's flags.
-        program: the program with its arguments, as in `CommandLine`.
-
-    Raises:
-        ValueError: there is no such program, the flags stand before a command that isn't Python, or this Python ignores
-            what `run` relies on.
-    """
+    """The command line of the program, with these flags after those that this Python was started with."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("this Python was started with -E, -I or -S, so it and its children skip what `run` relies on")
     # What multiprocessing, too, gives to the interpreters that it starts; and what it leaves out, -u and -i.
@@ -264,10 +232,6 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict
     changed.
 
     An empty entry of PYTHONPATH means the current folder, so it stays. An empty PYTHONPATH has no entries.
-
-    Args:
-        environ: of this process.
-        settings: variables that our own flags set.
     """
     # Ours is taken out before it is put first: `run` inside of `run` must not let the folder stand twice.
     former = environ.get("PYTHONPATH", "")

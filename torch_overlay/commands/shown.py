@@ -111,11 +111,7 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def _explain_to_another_mesh(arguments: argparse.Namespace) -> FlowExplanation:
-    """The explanation for `--to-mesh`: who sends how much to whom.
-
-    Raises:
-        ValueError: an argument is wrong, or a shard isn't one box.
-    """
+    """The explanation for `--to-mesh`: who sends how much to whom."""
     shape = typed.parse_integers(arguments.shape, "--shape", least=0)
     meshes = (
         typed.parse_mesh(arguments.mesh, arguments.axes, arguments.permute),
@@ -135,28 +131,14 @@ def _explain_to_another_mesh(arguments: argparse.Namespace) -> FlowExplanation:
 
 
 def _end(mesh: typed.Mesh, ranks: str | None, option: str, placements: str, shape: tuple[int, ...]) -> End:
-    """One end of a move between meshes: placements, sizes and ranks.
-
-    Args:
-        ranks: of the mesh, as typed; None for 0, 1, 2, ...
-        option: the name of the option that gave them, for the message.
-        placements: as typed.
-        shape: of the whole tensor.
-
-    Raises:
-        ValueError: the ranks or the placements don't fit the mesh or the tensor.
-    """
+    """One end of a move between meshes: placements, sizes and ranks."""
     listed = typed.parse_ranks(ranks, math.prod(mesh.sizes), option)
     order = tuple([listed[position] for position in mesh.ranks])
     return typed.parse_placements(placements, len(mesh.sizes), len(shape)), mesh.sizes, order
 
 
 def _explain_on_one_mesh(arguments: argparse.Namespace) -> Explanation:
-    """The explanation of a redistribution on one mesh.
-
-    Raises:
-        ValueError: an argument is wrong, or is for `--to-mesh`.
-    """
+    """The explanation of a redistribution on one mesh."""
     for option in ("ranks", "to_ranks", "tensors", "budget"):
         if getattr(arguments, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} is for --to-mesh")
@@ -175,9 +157,6 @@ def _explain_on_one_mesh(arguments: argparse.Namespace) -> Explanation:
 
 def dtype_name(text: str) -> str:
     """Torch's name of a dtype, from that name or a short one.
-
-    Raises:
-        ValueError: no release of torch has it.
 
     >>> dtype_name("bf16"), dtype_name("torch.float32")
     ('bfloat16', 'float32')
@@ -224,11 +203,7 @@ def draw(arguments: argparse.Namespace) -> int:
 
 
 def _drawing(arguments: argparse.Namespace) -> Drawing:
-    """What `draw` prints, for `--mesh` or `--degrees`.
-
-    Raises:
-        ValueError: an argument is wrong, or is for the other of the two.
-    """
+    """What `draw` prints, for `--mesh` or `--degrees`."""
     if arguments.degrees is not None:
         if arguments.axes or arguments.permute:
             raise ValueError("--axes and --permute are for --mesh; the meshes of --degrees have theirs")
@@ -241,11 +216,7 @@ def _drawing(arguments: argparse.Namespace) -> Drawing:
 
 def _print_and_save(command: str, make: Callable[[], screen.Shown], out: str | None) -> int:
     """Print what `make` returns, and write its picture to the file `out`. Returns the exit code: 0, or 2 after a
-    ValueError, ImportError or OSError, which is printed to standard error.
-
-    Args:
-        command: its name, for the message.
-    """
+    ValueError, ImportError or OSError, which is printed to standard error."""
     try:
         printed = make()
         if out:  # before printing, since `... | head` may end the process while it prints
@@ -290,8 +261,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def _release(text: str) -> int:
-    """Print the patches and branches of the code that this release gets and others don't, or the other way round.
-    Returns 0, or 2 if it isn't a supported release, which is printed to standard error."""
+    """Print the patches and branches of the code that this release gets and others don't, or the other way round."""
     try:
         release = versions.parse(text)
     except UnknownRelease as error:

@@ -27,11 +27,7 @@ def believe_files() -> set[Any]:
 
 
 def disbelieve_files(allowed: set[Any]) -> None:
-    """Undo `believe_files`. Torch gets back its own set object, unless somebody allowed more classes meanwhile.
-
-    Args:
-        allowed: what `believe_files` returned.
-    """
+    """Undo `believe_files`. Torch gets back its own set object, unless somebody allowed more classes meanwhile."""
     reader._remove_safe_globals([_FlatLayout])
     if reader._marked_safe_globals_set == allowed:
         reader._marked_safe_globals_set = allowed

@@ -19,15 +19,13 @@ class _DeviceMesh:
     """Bodies of methods of torch's DeviceMesh. Never instantiated."""
 
     def _create_flatten_mesh(self: DeviceMesh, mesh_dim_name: str, backend_override: Override = (None, None)) -> None:
-        """Before 2.13. There a flattened view has a layout of another form, and torch looks the view up by it.
-        Collective, and raises, as the body for later releases."""
+        """Before 2.13. Collective, and raises, as the body for later releases."""
         bodies._DeviceMesh._create_flatten_mesh(self, mesh_dim_name, backend_override)
         flattened = self._get_root_mesh()._flatten_mapping[mesh_dim_name]
         flattened._layout = flattened_to_torch(view_of(flattened).layout.axes[0])
 
     def __hash__(self: DeviceMesh) -> int:
-        """Torch's hash of an equal mesh: such a mesh may be in a dict since before enable(). It is kept in
-        ``_hash``."""
+        """Torch's hash of an equal mesh: such a mesh may be in a dict since before enable()."""
         if self.__dict__.get("_hash") is None:
             ranks = _Hashed(view_of(self).rank_map.ranks_hash)  # torch hashes the tuple of all ranks
             layout = to_torch(view_of(self).layout)  # on some releases `_layout` has another form than torch hashes
@@ -44,8 +42,7 @@ class _OlderDeviceMesh:
     def _create_flatten_mesh(
         self: DeviceMesh, mesh_dim_name: str | None = None, backend_override: Override = (None, None)
     ) -> DeviceMesh:
-        """Before 2.12. There this method chooses the name, joined with "_", and returns the mesh: the mesh itself if it
-        has one axis of this name. Collective, and raises, as the body for later releases."""
+        """Before 2.12. Collective, and raises, as the body for later releases."""
         names = self._mesh_dim_names or ()
         name = mesh_dim_name or "_".join(names)
         if self.ndim == 1 and name in names:
@@ -60,19 +57,7 @@ class _OlderDeviceMesh:
         mesh_dim_names: tuple[str, ...],
         backend_override: dict[str, Any] | None = None,
     ) -> DeviceMesh:
-        """Before 2.12. There torch takes no name for `dim`, and refuses the names of the mesh's own axes. Collective:
-        it makes the groups of the new axes.
-
-        Args:
-            dim: the axis, by number, also a negative one, or by name.
-            mesh_sizes: the sizes of the new axes.
-            mesh_dim_names: their names.
-            backend_override: backends of their groups, or options, by number or name.
-
-        Raises:
-            ValueError: there is no such axis, the sizes have another product, or another axis has one of the names.
-            RuntimeError: there isn't one name for each size, or a key of `backend_override` is no new axis.
-        """
+        """Before 2.12. Collective: it makes the groups of the new axes."""
         names = self._mesh_dim_names or ()
         if dim not in (names if isinstance(dim, str) else range(-self.ndim, self.ndim)):
             where = f"not in {names}" if isinstance(dim, str) else f"out of range {self.ndim}"

@@ -19,14 +19,9 @@ _splits: weakref.WeakKeyDictionary[Any, MemberNames] = weakref.WeakKeyDictionary
 
 def _process_group_name(ranks: list[int], use_hashed_name: bool) -> distributed_c10d.GroupName:
     """The name of a new group, as the version that goes upstream makes it, except for groups that are split from
-    another one. Each call counts as one group.
+    another one.
 
-    Upstream a split counts by its parent. Released torch doesn't pass the parent, so here all splits of the same ranks
-    share a count.
-
-    Args:
-        ranks: of the group, in its order; those of a split count inside its parent.
-        use_hashed_name: True if only members create the group.
+    Upstream a split counts by its parent.
     """
     world = distributed_c10d._world.default_pg
     if use_hashed_name and world is not None and not making_for_mesh.get():
@@ -73,11 +68,7 @@ def take_sort_ranks() -> tuple[Any, Any]:
 
 
 def forget_sort_ranks(functions: tuple[Any, Any]) -> None:
-    """Undo `take_sort_ranks`, unless somebody replaced our function meanwhile.
-
-    Args:
-        functions: what `take_sort_ranks` returned.
-    """
+    """Undo `take_sort_ranks`, unless somebody replaced our function meanwhile."""
     ours, torchs = functions
     if distributed_c10d.new_group is ours:
         distributed_c10d.new_group = torchs

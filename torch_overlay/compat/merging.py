@@ -28,11 +28,7 @@ def _optimize_transform_infos(
     transform_infos: list[Any], device_mesh: DeviceMesh, src_placements: Any, dst_placements: Any
 ) -> list[Any]:
     """Return the steps of a redistribution, as torch's function of this name does. Consecutive steps of one kind are
-    merged only if the merged collective gives the same shards and the mesh's ranks ascend.
-
-    Reads the global shape from `moved_shape`; without it, ranks may decide differently. Gives torch's warning if an
-    uneven cut keeps steps apart.
-    """
+    merged only if the merged collective gives the same shards and the mesh's ranks ascend."""
     mesh, in_order = real_mesh(device_mesh), _in_rank_order(real_mesh(device_mesh))
     steps: list[Any] = []
     count = 0
@@ -57,11 +53,7 @@ def _optimize_transform_infos(
 
 
 def _kind(info: Any) -> tuple[Any, Any]:
-    """What consecutive transforms must have in common to be merged. An average counts as a sum, which is divided later.
-
-    Args:
-        info: a transform.
-    """
+    """What consecutive transforms must have in common to be merged."""
     source, target = info.src_dst_placements
     averages = type(source) is Partial and source.reduce_op == "avg"
     return Partial("sum") if averages else source, target
@@ -69,11 +61,7 @@ def _kind(info: Any) -> tuple[Any, Any]:
 
 def _as_sum(step: Any, infos: list[Any]) -> Any:
     """Return a step that was merged from averages and sums as a sum; any other step as it is. Torch leaves it an
-    average if only axes of one rank average.
-
-    Args:
-        infos: the steps that it was merged from.
-    """
+    average if only axes of one rank average."""
     sources = {info.src_dst_placements[0] for info in infos}
     if len(sources) < 2 or not hasattr(step, "avg_scale"):
         return step
@@ -81,12 +69,7 @@ def _as_sum(step: Any, infos: list[Any]) -> Any:
 
 
 def _warn_of_uneven_cuts(mesh: DeviceMesh, infos: list[Any], source: Any, target: Any) -> None:
-    """Give torch's warning about steps that aren't merged since a cut is uneven, if there is a mesh to merge over.
-
-    Args:
-        infos: the steps.
-        source, target: the placements before and after the redistribution.
-    """
+    """Give torch's warning about steps that aren't merged since a cut is uneven, if there is a mesh to merge over."""
     dims = tuple(sorted(info.mesh_dim for info in infos))
     if torch_redistribute._get_flattened_mesh_by_layout(mesh, dims) is not None:
         torch_redistribute._warn_flatten_optimization_not_possible(

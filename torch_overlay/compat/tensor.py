@@ -26,16 +26,7 @@ class _Redistribute:
         backward_dtype: torch.dtype | None = None,
     ) -> DTensor:
         """Return the redistributed DTensor. Before 2.13, where the dtypes are separate arguments;
-        `distributed/tensor/_redistribute.py` has the body for later releases.
-
-        Args:
-            forward_dtype: the dtype to which it is cast before it is redistributed; None for its own.
-            backward_dtype: the dtype to which its gradient is cast before that is redistributed; None for its own.
-
-        Raises:
-            NotImplementedError: the meshes aren't equal.
-            ValueError, RuntimeError: as `redistribute_local_tensor`.
-        """
+        `distributed/tensor/_redistribute.py` has the body for later releases."""
         mesh = input._spec.mesh
         if bodies.has_other_groups(mesh, device_mesh):
             moved = cls.apply(input, mesh, placements, async_op, forward_dtype, backward_dtype)

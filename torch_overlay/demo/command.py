@@ -53,14 +53,7 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def run(screen: Screen, device: str) -> dict[str, Any]:
-    """Measure each panel and print it. Returns what was measured, by panel.
-
-    Args:
-        device: "cpu" or "cuda".
-
-    Raises:
-        RuntimeError: a rank failed, as `Processes.ask`.
-    """
+    """Measure each panel and print it. Returns what was measured, by panel."""
     where = "gloo processes of this machine" if device == "cpu" else "processes with the GPUs of this machine"
     screen.say(Styled(f"What torch_overlay changes, on {where}.", "head"))
     figures: dict[str, Any] = {}

@@ -70,12 +70,7 @@ def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 
 
 def show_weights(figures: dict[str, Any], width: int) -> list[str]:
-    """Return the lines of the first panel, weights from a trainer to servers.
-
-    Args:
-        figures: what `weights` returned.
-        width: columns to print in.
-    """
+    """Return the lines of the first panel, weights from a trainer to servers."""
     title = "300 weights, sharded over a 2x2 mesh of 4 ranks, to 2 servers that cut them otherwise."
     rows = [
         (f"time, ms (median of {ROUNDS})", *(1000 * seconds for seconds in figures["seconds"].values()), 0),
@@ -99,12 +94,7 @@ def show_weights(figures: dict[str, Any], width: int) -> list[str]:
 
 
 def _only_changes(changes: Sequence[dict[str, int]]) -> str:
-    """A sentence on what a Transfer with `changes=True` sent, when all elements were new and when few were.
-
-    Args:
-        changes: for each of the two, the bytes and elements that were sent, of how many elements, and how many weights
-            came right.
-    """
+    """A sentence on what a Transfer with `changes=True` sent, when all elements were new and when few were."""
     whole, few = changes
     mib = [step["bytes"] / (1 << 20) for step in changes]
     right = "All came right." if min(whole["right"], few["right"]) == WEIGHTS else "Not all came right."
@@ -131,12 +121,7 @@ def killed(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 
 
 def show_killed(figures: dict[str, Any], width: int) -> list[str]:
-    """Return the lines of the second panel, a server that is killed.
-
-    Args:
-        figures: what `killed` returned.
-        width: columns to print in.
-    """
+    """Return the lines of the second panel, a server that is killed."""
     lost, timeout = figures["killed"], figures["timeout"]
     title = f"Rank 0 trains, ranks 1 and 2 serve, timeout={timeout:g}. Rank {lost} is killed; the others call run()."
     lines = _headed("2. A server that is killed", title, width)
@@ -185,12 +170,7 @@ def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 
 
 def show_meshes(figures: dict[str, Any], width: int) -> list[str]:
-    """Return the lines of the third panel, ranks that build different meshes.
-
-    Args:
-        figures: what `meshes` returned.
-        width: columns to print in.
-    """
+    """Return the lines of the third panel, ranks that build different meshes."""
     title = "Rank 0 of 4 builds (dp=2, tp=2), the others build (dp=4)."
     lines = _headed("3. Ranks that build different meshes", title, width)
     if figures["stock_waits"]:
@@ -228,21 +208,12 @@ def gathers(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 
 
 def wrong(gathered: dict[int, Any]) -> list[int]:
-    """The lengths of the vectors that came back wrong.
-
-    Args:
-        gathered: by length, the vector that came back, or the error.
-    """
+    """The lengths of the vectors that came back wrong."""
     return [length for length, values in gathered.items() if values != list(range(length))]
 
 
 def show_gathers(figures: dict[str, Any], width: int) -> list[str]:
-    """Return the lines of the fourth panel, a redistribution that stock gets wrong.
-
-    Args:
-        figures: what `gathers` returned.
-        width: columns to print in.
-    """
+    """Return the lines of the fourth panel, a redistribution that stock gets wrong."""
     title = (
         "The numbers 0, 1, 2... cut over both axes of a 2x2 mesh with a flattened view, made whole by full_tensor()."
     )

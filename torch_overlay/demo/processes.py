@@ -51,15 +51,7 @@ class Processes:
         self.close(force=exception[0] is not None)
 
     def ask(self, order: str, *arguments: Any, ranks: range | None = None) -> list[Any]:
-        """Send an order to all ranks (or some), and return their answers in the order of the ranks.
-
-        Args:
-            order: the name of a method of the ranks' class.
-            arguments: of the method.
-
-        Raises:
-            WorkerError: a rank failed, ended or gave no answer in time.
-        """
+        """Send an order to all ranks (or some), and return their answers in the order of the ranks."""
         ranks = ranks or range(self.ranks)
         self.tell(order, *arguments, ranks=ranks)
         answers: dict[int, Any] = {}
@@ -75,12 +67,7 @@ class Processes:
         return [answers[rank] for rank in ranks]
 
     def tell(self, order: str, *arguments: Any, ranks: range) -> None:
-        """Send an order without waiting for the answer. A rank that is gone is passed over.
-
-        Args:
-            order: the name of a method of the ranks' class.
-            arguments: of the method.
-        """
+        """Send an order without waiting for the answer. A rank that is gone is passed over."""
         for rank in ranks:
             try:
                 self._pipes[rank].send((order, arguments))
@@ -88,22 +75,14 @@ class Processes:
                 pass  # the rank is gone, which `ask` finds when it waits for the answer
 
     def enter(self) -> str:
-        """Let all ranks open their world. Returns torch's version.
-
-        Raises:
-            WorkerError: a rank failed, ended or gave no answer in time.
-        """
+        """Let all ranks open their world. Returns torch's version."""
         (release, *_) = self.ask("ready")
         (port,) = self.ask("listen", ranks=range(1))
         self.ask("join", port)
         return release
 
     def answered(self, rank: int, seconds: float = 0.0) -> bool:
-        """True if a rank has answered an order of `tell`, or has ended.
-
-        Args:
-            seconds: how long to wait for that.
-        """
+        """True if a rank has answered an order of `tell`, or has ended."""
         return self._pipes[rank].poll(seconds)
 
     def log(self, rank: int) -> str:
@@ -143,15 +122,7 @@ class Processes:
         self._pipes.append(ours)
 
     def _collect(self, ranks: set[int], order: str, answers: dict[int, Any]) -> None:
-        """Read the answers of ranks that have one, into `answers`.
-
-        Args:
-            ranks: those that have answered or ended.
-            order: for the message.
-
-        Raises:
-            WorkerError: a rank failed or ended.
-        """
+        """Read the answers of ranks that have one, into `answers`."""
         for rank in sorted(ranks):
             try:
                 succeeded, answer = self._pipes[rank].recv()
@@ -178,12 +149,7 @@ class Processes:
 
 
 def _run_rank(class_name: str, *arguments: Any) -> None:
-    """The main function of a rank's process: imports torch, then answers orders until the parent ends it.
-
-    Args:
-        class_name: the name of a class in `ranks.py`.
-        arguments: of `ranks.serve`, after the class.
-    """
+    """The main function of a rank's process: imports torch, then answers orders until the parent ends it."""
     ranks = importlib.import_module(_RANKS)  # imports torch, which the parent never does
     ranks.serve(getattr(ranks, class_name), *arguments)
 

@@ -39,11 +39,6 @@ def serve(make: type[Rank], rank: int, arguments: dict[str, Any], parent: Connec
 
     An answer is (True, value) or (False, traceback). The output of the process goes to the file `log`, which the parent
     reads.
-
-    Args:
-        make: the class of the rank.
-        arguments: of the class, after the rank.
-        parent: from which orders come, each a name of a method and its arguments.
     """
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):  # not sys.stdout, since C++ libraries print, too
@@ -84,12 +79,8 @@ class Rank:
         self.store: dist.TCPStore | None = None
 
     def _use_gpus(self) -> str:
-        """Choose this rank's GPU, also as the device of new tensors. Returns the backend: NCCL, which needs a GPU for
-        each rank, or else gloo.
-
-        Raises:
-            RuntimeError: torch finds no GPU.
-        """
+        """Choose this rank's GPU, also as the device of new tensors. NCCL, which needs a GPU for each rank, or else
+        gloo."""
         count = torch.cuda.device_count()
         if not count:
             raise RuntimeError(NO_GPU)
@@ -108,11 +99,7 @@ class Rank:
         return self.store.port
 
     def join(self, port: int) -> None:
-        """Enter the world. Collective over all ranks.
-
-        Args:
-            port: of rank 0's store.
-        """
+        """Enter the world. Collective over all ranks."""
         store = self.store or dist.TCPStore(LOOPBACK, port, is_master=False, timeout=self.timeout)
         dist.init_process_group(self.backend, store=store, rank=self.rank, world_size=self.ranks, timeout=self.timeout)
         dist.barrier()
@@ -204,11 +191,7 @@ class WeightsRank(Rank):
 
     def time(self, way: str) -> tuple[float, int | None]:
         """Send the weights in one way. Returns the seconds, and the bytes that this rank wrote to files and sockets
-        meanwhile; None if the kernel doesn't count them.
-
-        Args:
-            way: "loop" or "transfer".
-        """
+        meanwhile; None if the kernel doesn't count them."""
         # What the kernel counts, and not what either way says of itself.
         before = written()
         seconds = timed(getattr(self, way))
@@ -216,11 +199,7 @@ class WeightsRank(Rank):
         return seconds, None if before is None or after is None else after - before
 
     def count(self, way: str) -> int:
-        """Send the weights in one way. Returns how many collectives this rank ran.
-
-        Args:
-            way: "loop" or "transfer".
-        """
+        """Send the weights in one way. Returns how many collectives this rank ran."""
         return sum(count_collectives(getattr(self, way))[1].values())
 
     def right(self) -> int:

@@ -127,11 +127,7 @@ class _FlatLayout:
         return math.prod(self.shape)
 
     def __call__(self, coordinate: int) -> int:
-        """The index at a coordinate.
-
-        Raises:
-            ValueError: the coordinate isn't in ``0 .. numel-1``.
-        """
+        """The index at a coordinate."""
         if not 0 <= coordinate < self.numel():
             raise ValueError(
                 f"{self} takes coordinates 0 to {self.numel() - 1}, got {coordinate}"
@@ -152,10 +148,6 @@ class _FlatLayout:
 
         Law: ``L.coordinate(L(c) + M(d)) == c`` if ``L`` and ``M`` together are
         orthogonal.
-
-        Raises:
-            ValueError: this layout isn't orthogonal or has a stride of 0, so its digits
-                can't be read off an index; or the index is negative.
         """
         if not self.check_orthogonal() or 0 in self.stride:
             raise ValueError(
@@ -185,12 +177,7 @@ class _FlatLayout:
 
     def ascending(self) -> _FlatLayout:
         """The same indices in ascending order. Two axes over the same indices have the
-        same result, whatever their order.
-
-        Raises:
-            ValueError: this layout isn't orthogonal, so sorting its modes needn't sort
-                its indices.
-        """
+        same result, whatever their order."""
         if not self.check_orthogonal() or 0 in self.stride:
             raise ValueError(
                 f"only an orthogonal layout can be sorted by its modes, got {self}"
@@ -221,24 +208,13 @@ class _FlatLayout:
         >>> dp = _FlatLayout((8,), (4,))  # every fourth rank of 32
         >>> dp.composition(_MeshLayout.from_sizes_strides((2, 4)))  # unflattened
         _MeshLayout(2:16, 4:4)
-
-        Raises:
-            ValueError: ``layout`` leaves the domain of this layout, cuts a mode where
-                the sizes don't divide, or has an axis whose modes together carry from
-                one mode of this layout into the next.
         """
         return _MeshLayout(
             tuple(self._compose_axis(axis, layout) for axis in layout.axes)
         )
 
     def _compose_axis(self, axis: _FlatLayout, layout: _MeshLayout) -> _FlatLayout:
-        """The composition for one axis of ``layout``.
-
-        Raises:
-            ValueError: the axis leaves the domain of this layout, cuts a mode where the
-                sizes don't divide, or its modes carry from one mode of this layout into
-                the next.
-        """
+        """The composition for one axis of ``layout``."""
         modes: list[tuple[int, int]] = []
         # The largest digit that the axis reaches on each mode of this layout. Each mode
         # of the axis may stay inside on its own, and their sum still overflow into the
@@ -268,14 +244,7 @@ class _FlatLayout:
     ) -> list[tuple[int, int, int]]:
         """The mode ``c -> self(c * stride)`` for ``c < size``, split over the modes of
         this layout, outermost first: (number of the mode, steps on it, length of a
-        step).
-
-        Args:
-            layout: for the message of an error only.
-
-        Raises:
-            ValueError: the mode reaches beyond this layout, or the sizes don't divide.
-        """
+        step)."""
         modes: list[tuple[int, int, int]] = []
         for mode in reversed(range(len(self.shape))):
             mode_size = self.shape[mode]
@@ -311,10 +280,6 @@ class _FlatLayout:
 
         >>> _FlatLayout((4,)).complement(8)  # starts of {0..3}, {4..7}
         _FlatLayout(2:4)
-
-        Raises:
-            ValueError: this layout isn't orthogonal, or ``world_size`` isn't a positive
-                multiple of what it spans.
         """
         if not self.check_orthogonal():
             raise ValueError(
@@ -360,12 +325,7 @@ class _MeshLayout:
     def from_sizes_strides(
         cls, sizes: Ints, strides: Ints | None = None
     ) -> _MeshLayout:
-        """The layout of a mesh with these sizes, row-major if no strides are given.
-
-        Raises:
-            ValueError: a size is below 1, a stride is below 0, or there isn't one
-                stride for each size.
-        """
+        """The layout of a mesh with these sizes, row-major if no strides are given."""
         strides = row_major(sizes) if strides is None else strides
         return cls(
             tuple(
@@ -408,12 +368,7 @@ class _MeshLayout:
 
     def coordinate(self, index: int) -> tuple[int, ...]:
         """The coordinates of ``index`` on these axes. Contributions of axes outside the
-        mesh don't change them.
-
-        Raises:
-            ValueError: the axes together aren't orthogonal, so an index doesn't
-                determine its coordinates; or the index is negative.
-        """
+        mesh don't change them."""
         if not self.collapse().check_orthogonal():
             raise ValueError(
                 f"only orthogonal axes have coordinates for an index, got {self} and "
@@ -423,11 +378,7 @@ class _MeshLayout:
 
     def origin(self, index: int) -> int:
         """``index`` with every coordinate of this mesh set to 0: the start of the copy
-        of the mesh that holds it.
-
-        Raises:
-            ValueError: the axes together aren't orthogonal, or the index is negative.
-        """
+        of the mesh that holds it."""
         if not self.collapse().check_orthogonal():
             raise ValueError(
                 f"only orthogonal axes have an origin for an index, got {self} and "
@@ -442,12 +393,7 @@ class _MeshLayout:
 
     def select(self, axes: Sequence[int]) -> _MeshLayout:
         """The axes at these positions, in this order: a slice, or a permutation if all
-        are named.
-
-        Raises:
-            ValueError: an axis is named twice.
-            IndexError: there is no axis at a position.
-        """
+        are named."""
         if len({*axes}) != len(axes):
             raise ValueError(
                 f"a layout is selected from each axis at most once, got {tuple(axes)} "

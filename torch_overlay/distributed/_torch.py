@@ -170,13 +170,6 @@ def never_nothing(
     Before 2.15 the fake group refuses to send nothing while something comes. Nobody
     reads the element. Call this before the splits are used, since it changes them in
     place.
-
-    Args:
-        pack: from local tensors to the buffer that is sent.
-        send_splits: elements that go to each rank of the group.
-        receive_splits: elements that come from each rank of the group.
-        group: has the name of the process group as `name`.
-        own: the rank of this process in the group.
     """
     if RELEASE >= (2, 15):
         return pack
@@ -206,11 +199,7 @@ moved_shape: contextvars.ContextVar[Any] = contextvars.ContextVar(
 
 def of_shape(redistribute: Callable[..., Any], shape: Any) -> Callable[..., Any]:
     """Wrap torch's redistribution so that the merging of steps knows the shape of the
-    tensor. Upstream the shape is an argument.
-
-    Args:
-        shape: the global shape, which `moved_shape` has while the wrapper runs.
-    """
+    tensor. Upstream the shape is an argument."""
 
     def redistribute_shape(*arguments: Any, **named: Any) -> Any:
         token = moved_shape.set(shape)
@@ -231,13 +220,6 @@ def original(module: types.ModuleType | type, name: str) -> types.FunctionType:
 
     A patch swaps the code of the function itself. The copy is another object, so it
     keeps the code that the function has now. Make it before the patch is applied.
-
-    Args:
-        module: holds the function.
-        name: of a plain Python function.
-
-    Raises:
-        AttributeError: there is no such name, or it is no plain function.
     """
     function = getattr(module, name)
     kept = types.FunctionType(
@@ -264,11 +246,7 @@ def span(name: str) -> contextlib.AbstractContextManager[object]:
 
 def spanned(name: Callable[[], str], functions: Sequence[Local]) -> Sequence[Local]:
     """These functions. While a profiler runs, one function in their place that calls
-    all of them in order, each with the result of the one before it, within a span.
-
-    Args:
-        name: returns the name of the span. Called each time that it begins.
-    """
+    all of them in order, each with the result of the one before it, within a span."""
     if not profiler._is_profiler_enabled:
         return functions
 

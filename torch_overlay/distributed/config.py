@@ -39,12 +39,6 @@ def patch(**changes: Any) -> Iterator[None]:
     torch's function of this name changes them for one thread, this one for all threads.
     If blocks are open in several threads, the values from before are restored when the
     last of them ends.
-
-    Args:
-        changes: the new values, by the names of the settings.
-
-    Raises:
-        KeyError: there is no such setting.
     """
     with _lock:
         for name in changes:
@@ -72,11 +66,7 @@ def _apply() -> None:
 
 def __getattr__(name: str) -> Any:
     """``use_torchcomms``, as torch.distributed.config has it; False where torch has no
-    such setting.
-
-    Raises:
-        AttributeError: another name is asked for.
-    """
+    such setting."""
     if name != "use_torchcomms":
         raise AttributeError(f"module {__name__} has no switch {name}")
     try:

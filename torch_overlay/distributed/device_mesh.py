@@ -291,22 +291,13 @@ class _DeviceMesh:
         )
 
     def _get_slice_mesh_layout(self: DeviceMesh, mesh_dim_names: _Names) -> Any:
-        """The layout of a slice, in the form of ``_layout``.
-
-        Raises:
-            RuntimeError: two of the mesh dims share ranks.
-            KeyError: there is no such name, or the names are in another order.
-        """
+        """The layout of a slice, in the form of ``_layout``."""
         return to_torch(ascending(self, mesh_dim_names))
 
     def _create_sub_mesh(
         self: DeviceMesh, layout: Any, submesh_dim_names: _Names
     ) -> DeviceMesh:
-        """The slice with this layout and these names.
-
-        Args:
-            layout: as `_get_slice_mesh_layout` returns it for these names.
-        """
+        """The slice with this layout and these names."""
         names = submesh_dim_names
         return mark_slice(
             make_view(self, from_torch(layout), names, select_groups(self, names)),
@@ -378,11 +369,7 @@ class _DeviceMesh:
 
     def _get_all_submeshes(self: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
         """Every copy of one mesh dim over the whole universe, each as a root mesh. Only
-        the copy that holds this rank has a process group.
-
-        Raises:
-            KeyError: the mesh has no mesh dim of this name.
-        """
+        the copy that holds this rank has a process group."""
         axis = view_of(self).layout.axes[self._get_mesh_dim_by_name(mesh_dim_name)]
         view = view_of(self).with_layout(_MeshLayout((axis,)))
         names = (mesh_dim_name,)
@@ -409,12 +396,7 @@ class _DeviceMesh:
     def _trace_view(self: DeviceMesh, method: str, *arguments: Any) -> str:
         """Make the view that ``method`` returns, keep it, and return its name in
         `_traced_views`. Compiled code calls this while it is traced. Collective if the
-        method makes groups.
-
-        Args:
-            method: the name of a method of the mesh that returns a mesh.
-            arguments: of the method.
-        """
+        method makes groups."""
         return keep_view(self, method, arguments)
 
     # --- views that need groups
@@ -424,13 +406,7 @@ class _DeviceMesh:
     ) -> None:
         """Flatten the mesh and register the view in the root's ``_flatten_mapping``,
         from which `_flatten` returns it. Does nothing if it is registered already.
-        Collective, as `flatten` is.
-
-        Raises:
-            ValueError: the name belongs to a mesh dim of the root, or to a flattened
-                view of other mesh dims.
-            RuntimeError: the group couldn't be made.
-        """
+        Collective, as `flatten` is."""
         root = self._get_root_mesh()
         layout = _MeshLayout((view_of(self).layout.collapse(),))
         if is_flattened(root, mesh_dim_name, layout):
@@ -457,18 +433,7 @@ class _DeviceMesh:
         backend_override: tuple[Override, ...] = ((None, None),),
     ) -> DeviceMesh:
         """Replace one mesh dim by several. The new mesh dims get groups; the other mesh
-        dims keep theirs. Collective, as `unflatten` is.
-
-        Args:
-            dim: the number of the mesh dim, also a negative one.
-            backend_override: one (backend, options) for each new mesh dim.
-
-        Raises:
-            IndexError: the mesh has no such dim.
-            ValueError: the sizes have another product or aren't positive, another mesh
-                dim has one of the names, or the other mesh dims have no names.
-            RuntimeError: a group couldn't be made.
-        """
+        dims keep theirs. Collective, as `unflatten` is."""
         layout, ndim = view_of(self).layout, self.ndim
         if not -ndim <= dim < ndim:
             raise IndexError(
@@ -495,14 +460,7 @@ class _DeviceMesh:
     @staticmethod
     def _concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
         """The mesh dims of several views of one universe, in the order given. Makes no
-        groups. If one view was made without groups, the result has none.
-
-        Raises:
-            ValueError: the list is empty.
-            RuntimeError: the views are of different root meshes, their mesh dims
-                overlap, or only some of them have names or keep the order of ranks in
-                groups.
-        """
+        groups. If one view was made without groups, the result has none."""
         if not device_mesh_list:
             raise ValueError("concatenate needs at least one mesh, got an empty list")
         layout = side_by_side(device_mesh_list)
@@ -540,11 +498,7 @@ class _DeviceMesh:
 
     def _beside(self: DeviceMesh, device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
         """`concatenate` as a method of the first mesh. A compiled graph can call
-        methods of a mesh, but no static method. Raises as `concatenate` does.
-
-        Args:
-            device_mesh_list: all views, this mesh among them.
-        """
+        methods of a mesh, but no static method. Raises as `concatenate` does."""
         if is_traced():
             return traced_view(self, "_beside", device_mesh_list)
         return DeviceMesh._concatenate([real_mesh(mesh) for mesh in device_mesh_list])
@@ -619,15 +573,7 @@ class _DeviceMesh:
     ) -> str | None:
         """The name of this rank's group on one axis, for callers of this older private
         method. None on a rank outside. Each call opens a universe of its own, so the
-        group is shared with no mesh. Collective, and raises, as `axis_group`.
-
-        Args:
-            sub_layout: torch's layout of the axis.
-            rank_map: the rank at each index, as a tensor of one dimension.
-            dim_name: the name of the axis.
-            backend_override: a backend and options.
-            preserve_rank_order: not used; a group always has the order of the mesh.
-        """
+        group is shared with no mesh. Collective, and raises, as `axis_group`."""
         view = View(
             RankMap(rank_map.tolist()), _MeshLayout((axis_from_torch(sub_layout),))
         )

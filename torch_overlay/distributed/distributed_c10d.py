@@ -86,13 +86,6 @@ def _process_group_name(
     apart as soon as some ranks create a group and others don't. How often exactly these
     ranks created a group is the same on all of them. The counter ``group_count`` behind
     the other names is left to calls that every rank makes.
-
-    Args:
-        ranks: of the group, in its order.
-        use_hashed_name: True if only members create the group. Else every rank of the
-            world calls this.
-        to_global: for a split, the rank in the world of each rank of the parent group,
-            since ``ranks`` count inside the parent.
     """
     if use_hashed_name:
         # Two splits of different parents may have the same local ranks, [0, 1] say, and

@@ -106,11 +106,7 @@ Change = SetAttribute | SwapCode | Hook
 
 
 def import_body(patch: Patch) -> None:
-    """Import the modules that hold a row's body and its `undo`, so that the row can be applied. Returns nothing.
-
-    Raises:
-        OverlayError: one of them can't be imported; names the row's target and the module.
-    """
+    """Import the modules that hold a row's body and its `undo`, so that the row can be applied. Returns nothing."""
     for module in patch.body_modules:
         try:
             importlib.import_module(module)
@@ -125,13 +121,6 @@ def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch,
     `import_body`.
 
     Returns the change of each row that may be applied, and for each other row what is there instead of its target.
-
-    Args:
-        patches: rows whose target's module is imported.
-
-    Raises:
-        PatchError: a row and its body contradict each other, so the row could be applied to no torch. Or two rows have
-            one target.
     """
     changes: dict[Patch, Change] = {}
     refused: dict[Patch, str] = {}
@@ -163,12 +152,7 @@ def fallen(patches: Iterable[Patch], refused: dict[Patch, str]) -> dict[Patch, s
 
 
 def _resolve(patch: Patch, recognise: Recognise) -> Change | str:
-    """Return the row's change, or the reason why this torch can't take it.
-
-    Raises:
-        PatchError: the row itself is wrong: there is no such body, a swap is of no plain function, or the body is of
-            another kind than the target.
-    """
+    """Return the row's change, or the reason why this torch can't take it."""
     owner, name, old = _target(patch)
     if owner is None:
         return f"{patch.module} has no class {patch.owner}"
@@ -214,11 +198,7 @@ def _shape(value: Any) -> type:
 
 def apply(changes: Iterable[Change]) -> None:
     """Set all. If one can't be set, take back those that were set, and raise. An interrupt, or another error that is no
-    Exception, is passed on after that.
-
-    Raises:
-        OverlayError: one couldn't be set. The message names it, and says what couldn't be taken back.
-    """
+    Exception, is passed on after that."""
     done: list[Change] = []
     try:
         for change in changes:
@@ -239,9 +219,6 @@ def check_ours(changes: Iterable[Change]) -> None:
 
     Their patch may call ours. And if they later restore what was there before them (a mode does, and a test's mock),
     our body would be back. So nothing is taken away before they have undone theirs.
-
-    Raises:
-        ForeignPatch: somebody did. The message says what they set.
     """
     foreign = [other for other in (change.foreign() for change in changes) if other]
     if foreign:
@@ -254,11 +231,7 @@ def check_ours(changes: Iterable[Change]) -> None:
 
 
 def undo(changes: list[Change]) -> None:
-    """Put back every original, the last first, whatever is there now.
-
-    Raises:
-        OverlayError: some couldn't be put back. Raised at the end, after all others were.
-    """
+    """Put back every original, the last first, whatever is there now."""
     problems = _undo_all(changes)
     if problems:
         raise OverlayError("The overlay is off, but not everything went back: " + "; ".join(problems))

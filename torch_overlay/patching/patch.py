@@ -57,11 +57,7 @@ class Patch:
     unit: str = ""  # rows of one unit need each other: if one is left out (strict=False), all are
 
     def __post_init__(self):
-        """Check the row.
-
-        Raises:
-            PatchError: it contradicts itself.
-        """
+        """Check the row."""
         problem = self._problem()
         if problem:
             raise PatchError(f"The row for {self.target!r} {problem}")
@@ -131,11 +127,7 @@ def raw(owner: Any, name: str) -> Any:
 
 def look_up(path: str) -> tuple[Any, str, Any]:
     """Import the module of ``module:Class.name`` and return (owner, name, raw value). The value is ABSENT if the owner
-    has no such attribute of its own. An error of the import is passed on.
-
-    Raises:
-        PatchError: a name before the last isn't a class.
-    """
+    has no such attribute of its own. An error of the import is passed on."""
     module, _, qualname = path.partition(":")
     *classes, name = qualname.split(".")
     owner: Any = importlib.import_module(module)

@@ -109,12 +109,7 @@ def _spec_path(name: str) -> Any:
 
 def definitions(tree: ast.AST, qualname: str) -> Iterator[ast.AST]:
     """The functions, classes and assignments that bind this name, also inside ``if`` and ``try``. Nothing if there are
-    none.
-
-    Args:
-        tree: of a module, or of a class, in which the name is looked up.
-        qualname: such as ``Class.method``.
-    """
+    none."""
     first, _, rest = qualname.partition(".")
     for node in _statements(tree):
         if isinstance(node, DEFINITIONS):
@@ -138,11 +133,7 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def dump(node: Any) -> str:
-    """The tree as text that is the same under every Python version: no positions, empty fields or docstrings.
-
-    Args:
-        node: a node of a tree, a list of them, or the value of a field.
-    """
+    """The tree as text that is the same under every Python version: no positions, empty fields or docstrings."""
     if isinstance(node, list):
         return f"[{','.join(map(dump, node))}]"
     if not isinstance(node, ast.AST):
@@ -165,11 +156,6 @@ def stranger(source: Source, qualname: str, value: Any) -> str | None:
     Functions are compared by their code, inside the wrappers that decorators of the standard library or of the module's
     own package put around them. A callable without Python code, such as a builtin, is a stranger. Any other value
     passes, a class or a constant say, since nothing tells it from another one.
-
-    Args:
-        source: of the module.
-        qualname: the name of the value in it.
-        value: the raw attribute, see `raw`.
     """
     expected = source.codes(qualname)
     home = _package_folder(source.name)
@@ -189,11 +175,7 @@ def _package_folder(name: str) -> str:
 
 def _functions(value: Any, home: str) -> Iterator[Any]:
     """The innermost functions of a raw attribute: of a property those of its accessors, none of a class or a value that
-    isn't callable. Wrappers from elsewhere than the package and the standard library count as the function.
-
-    Args:
-        home: the folder of the package.
-    """
+    isn't callable. Wrappers from elsewhere than the package and the standard library count as the function."""
     if isinstance(value, (staticmethod, classmethod)):
         yield from _functions(value.__func__, home)
     elif isinstance(value, property):

@@ -24,14 +24,6 @@ def trampoline(body: types.FunctionType, path: str, kind: int = 0) -> types.Code
     The body is looked up at each call. The code has the body's file and line, so dynamo, which decides by file, treats
     it as the body, and `inspect.getsource` returns the body's text. Defaults aren't part of code: they belong to the
     function.
-
-    Args:
-        body: a plain function.
-        path: where the body is looked up, ``module:name``.
-        kind: flags of the code that this code replaces. A generator is replaced by a generator.
-
-    Raises:
-        PatchError: the name is no identifier, such as a method's or a lambda's, or the replaced code is a coroutine's.
     """
     module, _, name = path.partition(":")
     returns = _RETURNS.get(kind & _KINDS)
@@ -52,16 +44,7 @@ def trampoline(body: types.FunctionType, path: str, kind: int = 0) -> types.Code
 
 def swap_code(function: Any, body: Any) -> types.CodeType:
     """Let a function run a body, whatever name the function is called by. The function keeps its own defaults. Returns
-    its former code; set it as `__code__` to undo this.
-
-    Args:
-        function: a plain function, without a closure.
-        body: a function at the top level of its module, with the same parameters.
-
-    Raises:
-        PatchError: the body's name is no identifier, as a lambda's.
-        ValueError: the function is a closure.
-    """
+    its former code; set it as `__code__` to undo this."""
     former: types.CodeType = function.__code__
     function.__code__ = trampoline(body, f"{body.__module__}:{body.__name__}")
     return former

@@ -44,11 +44,7 @@ Target = tuple[DeviceMesh, "Placements"]
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Torch's dtype of this name.
-
-    Raises:
-        ValueError: this torch has none.
-    """
+    """Torch's dtype of this name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"--dtype: this torch has no dtype {name!r}")
@@ -58,14 +54,7 @@ def dtype_of(name: str) -> torch.dtype:
 def of_anything(
     tensors: Any, placements: Any, device_mesh: DeviceMesh | None, budget: int
 ) -> Explanation | FlowExplanation:
-    """See `torch_overlay.explain`. Raises as `of_transfer`, `of_tree` and `of_tensor` do, by what is given.
-
-    Args:
-        tensors: a Transfer, a DTensor or a tree of them.
-        placements: torch's placements, or words such as "S0,R"; not used for a Transfer.
-        device_mesh: another mesh to go to; None for the tensors' own.
-        budget: of a tree, the most bytes that a rank may have in buffers at one time.
-    """
+    """See `torch_overlay.explain`. Raises as `of_transfer`, `of_tree` and `of_tensor` do, by what is given."""
     if isinstance(tensors, Transfer):
         return of_transfer(tensors)
     if device_mesh is not None or isinstance(tensors, (dict, list, tuple)):
@@ -81,15 +70,7 @@ def of_words(
     groups: JointAxes,
     cost: Cost,
 ) -> Explanation:
-    """Explain a redistribution that was typed on a command line. No mesh and no process group is made.
-
-    Args:
-        ends: the placements before, and those after.
-        groups: the sets of axes that have a joint group; None for all of them.
-
-    Raises:
-        ValueError: the placements are wrong, as in `Regions.of`.
-    """
+    """Explain a redistribution that was typed on a command line. No mesh and no process group is made."""
     source, target = (tuple(map(to_torch_placement, end)) for end in ends)
     regions = typed.regions_of_ends(ends, shape, mesh.sizes)
     question = _redistribution((source, target), shape, dtype, mesh, regions, groups, cost)
@@ -98,15 +79,7 @@ def of_words(
 
 def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
     """Explain `tensor.redistribute(placements=placements)`, with the groups and options of this process. Nothing
-    communicates.
-
-    Args:
-        placements: torch's placements, or words such as "S0,R".
-
-    Raises:
-        TypeError: `tensor` is no DTensor.
-        ValueError: there isn't one placement for each axis of its mesh, or a word is none.
-    """
+    communicates."""
     source = getattr(tensor, "_spec", None)
     if not isinstance(source, DTensorSpec) or source.tensor_meta is None:
         raise TypeError(f"explain() needs a DTensor and placements, got {type(tensor).__name__}")
@@ -124,15 +97,7 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
 
 
 def _placements(placements: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
-    """Torch's placements, from words or placements. Negative dims become positive, as DTensor makes them.
-
-    Args:
-        ndim: dims of the tensor.
-
-    Raises:
-        ValueError: there isn't one placement for each axis of the mesh, a word is none, or it shards a dim that the
-            tensor lacks.
-    """
+    """Torch's placements, from words or placements."""
     if isinstance(placements, str):
         return tuple(map(to_torch_placement, typed.parse_placements(placements, mesh.ndim, ndim)))
     placements = tuple(placements)
@@ -151,15 +116,7 @@ def _redistribution(
     cost: Cost,
     named: bool = True,
 ) -> Redistribution:
-    """Make the value that `explained` plans.
-
-    Args:
-        ends: torch's placements before and after.
-        shape: of the whole tensor.
-        regions: what `regions_of_ends` returns.
-        groups: the sets of axes that have a joint group; None for all of them.
-        named: False if the mesh has no names, and those of `mesh` are ours.
-    """
+    """Make the value that `explained` plans."""
     before, after, refused = regions
     return Redistribution(
         words=("·".join(map(word_of, ends[0])), "·".join(map(word_of, ends[1]))),
@@ -193,12 +150,7 @@ def _regions(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> type
 
 
 def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
-    """The sets of axes for which there is a joint group.
-
-    Args:
-        settings: the options of the overlay.
-        on: True if the overlay is on. While it is off, the sets are those that a new mesh would have.
-    """
+    """The sets of axes for which there is a joint group."""
     policy = "existing" if settings.share_groups == "off" else settings.flatten
     if on:
         return joint_axes(mesh)
@@ -217,11 +169,7 @@ def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
 
 
 def of_transfer(transfer: Transfer) -> FlowExplanation:
-    """Explain what each `run` of a Transfer does. Works on a rank that neither sends nor receives, too.
-
-    Raises:
-        ValueError: it has more than 1,024 pieces, so that no rank knows what all ranks send.
-    """
+    """Explain what each `run` of a Transfer does. Works on a rank that neither sends nor receives, too."""
     tensors = transfer._runner.tensors
     shapes = [(tensor.source.regions.shape, tensor.wire.itemsize) for tensor in tensors]
     return FlowExplanation(
@@ -235,17 +183,7 @@ def of_transfer(transfer: Transfer) -> FlowExplanation:
 
 
 def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int) -> FlowExplanation:
-    """Explain `torch_overlay.redistribute(tensors, mesh, placements, budget=budget)`, without running it.
-
-    Args:
-        tensors: a tree. Leaves that aren't DTensors are left out.
-        placements, mesh: as `target_placements` takes them.
-        budget: the most bytes that a rank may have in buffers at one time.
-
-    Raises:
-        TypeError: the tree has no DTensor, or `placements` gives something else than placements.
-        ValueError: two leaves have one name, a tensor can't get its placements, or the budget is too small.
-    """
+    """Explain `torch_overlay.redistribute(tensors, mesh, placements, budget=budget)`, without running it."""
     dtensors = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
     if not dtensors:
         raise TypeError(f"explain() needs DTensors, in dicts, lists and tuples; got none in a {type(tensors).__name__}")
@@ -279,16 +217,7 @@ def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int)
 
 
 def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> Flow:
-    """Compute what all ranks send to one another when each tensor moves to its target, on another mesh.
-
-    Args:
-        tensors: with any pending reduction; it ends on the tensor's own mesh before the move, which isn't counted.
-        targets: for each tensor, its new mesh and placements.
-        budget: the most bytes that a rank may have in buffers at one time.
-
-    Raises:
-        ValueError: the budget is too small for some rank; or a tensor can't move to its target, see `change_meshes`.
-    """
+    """Compute what all ranks send to one another when each tensor moves to its target, on another mesh."""
     if not tensors:
         return NOTHING
     # Pending tensors are reduced before they move, so count them with the placements that they have then.
@@ -302,12 +231,6 @@ def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
     Only axes along which some change moves elements matter. For each coordinate on the other axes there is one slice of
     the mesh, and all slices run at the same time: the bytes are those of all slices, and the number of exchanges is the
     largest one of a slice.
-
-    Args:
-        budget: the most bytes that a rank may have in buffers at one time.
-
-    Raises:
-        ValueError: the budget is too small for some rank.
     """
     axes = sorted(frozenset().union(*[change.axes for change in changes]))
     others = [range(1) if axis in axes else range(size) for axis, size in enumerate(mesh.shape)]

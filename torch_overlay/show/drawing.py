@@ -87,11 +87,7 @@ class MeshMap:
 
 
 def _groups(axis: int, sizes: Sequence[int], ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each group of an axis, from the mesh's sizes and its ranks, row-major.
-
-    Args:
-        axis: its number.
-    """
+    """The ranks of each group of an axis, from the mesh's sizes and its ranks, row-major."""
     # Along an axis, ranks of one group are `step` positions apart; a group starts where the axis's coordinate is 0.
     step, size = row_major(sizes)[axis], sizes[axis]
     starts = [at for at in range(len(ranks)) if at // step % size == 0]
@@ -103,9 +99,6 @@ def _groups(axis: int, sizes: Sequence[int], ranks: Sequence[int]) -> tuple[tupl
 
 def of_degrees(dims: ParallelDims) -> MeshMap:
     """The axes of all meshes of a run. Axes with the same groups are one axis with several names.
-
-    Args:
-        dims: degrees without a -1, as `ParallelDims.fit` returns them.
 
     >>> [axis.label for axis in of_degrees(ParallelDims(tp=2).fit(4)).axes]  # without ep, all ranks shard the experts
     ['world = efsdp', 'pp = dp_replicate = ep = etp = cp', 'fsdp = batch = loss', 'tp']
@@ -156,22 +149,14 @@ class Drawing(screen.Shown):
     gpus_per_host: int = 8
 
     def __post_init__(self) -> None:
-        """Check the fields.
-
-        Raises:
-            ValueError: `gpus_per_host` is less than 1.
-        """
+        """Check the fields."""
         if self.gpus_per_host < 1:
             raise ValueError(f"gpus_per_host must be at least 1, got {self.gpus_per_host}")
 
     @staticmethod
     def of(mesh: DeviceMesh | ParallelMeshes | MeshMap, gpus_per_host: int = 8) -> Drawing:
-        """Return the drawing of a mesh, or of all meshes of a run. Axes of a run with the same groups are drawn as one.
-
-        Raises:
-            TypeError: `mesh` is no mesh.
-            ValueError: `gpus_per_host` is less than 1.
-        """
+        """Return the drawing of a mesh, or of all meshes of a run. Axes of a run with the same groups are drawn as
+        one."""
         if isinstance(mesh, ParallelMeshes):
             mesh = of_degrees(mesh.degrees)
         elif not isinstance(mesh, MeshMap):
@@ -212,13 +197,7 @@ class Drawing(screen.Shown):
         return screen.headed(lines)
 
     def save(self, path: str) -> None:
-        """Write a picture with a panel for each axis. The ending of `path` chooses the format.
-
-        Raises:
-            ValueError: there are too many ranks for a picture, or matplotlib doesn't know the file's ending.
-            ImportError: matplotlib isn't installed.
-            OSError: the file can't be written.
-        """
+        """Write a picture with a panel for each axis. The ending of `path` chooses the format."""
         _draw(self, path)
 
 
@@ -243,13 +222,7 @@ _MOST_IN_ROW = 32
 
 
 def _grid(mesh: MeshMap, hosts: list[list[int]], width: int) -> list[str]:
-    """A row for each host: its ranks, and for each axis a letter for each rank, the same for ranks of one group. Axes
-    that don't fit beside the others are printed below. With too many rows, a line that says so.
-
-    Args:
-        hosts: the ranks of each host.
-        width: columns to print in, if one axis fits into them.
-    """
+    """A row for each host: its ranks, and for each axis a letter for each rank, the same for ranks of one group."""
     rows = [ranks[i : i + _MOST_IN_ROW] for ranks in hosts for i in range(0, len(ranks), _MOST_IN_ROW)]
     if len(rows) > _MOST_ROWS:
         return ["", f"{len(hosts)} hosts: draw a picture to see them"]
@@ -273,14 +246,7 @@ def _grid(mesh: MeshMap, hosts: list[list[int]], width: int) -> list[str]:
 
 
 def _block(left: list[str], margin: int, cell: int, axes: Sequence[Axis], rows: list[list[int]]) -> list[str]:
-    """The rows for these axes, each letter in the colour of its group.
-
-    Args:
-        left: the head and the label of each row.
-        margin: columns for the labels.
-        cell: columns for the letters of an axis, at least.
-        rows: the ranks of each row.
-    """
+    """The rows for these axes, each letter in the colour of its group."""
     widths = [max(cell, len(axis.name)) for axis in axes]
     head = "  ".join([left[0].ljust(margin), *(axis.name.ljust(w) for axis, w in zip(axes, widths))])
     lines = screen.styled([head.rstrip()], "head")
@@ -307,13 +273,7 @@ _WIDEST = 22.0  # inches
 
 
 def _draw(drawing: Drawing, path: str) -> None:
-    """Draw the mesh to a file: a panel for each axis.
-
-    Raises:
-        ValueError: there are too many ranks, or matplotlib doesn't know the file's ending.
-        ImportError: matplotlib isn't installed.
-        OSError: the file can't be written.
-    """
+    """Draw the mesh to a file: a panel for each axis."""
     mesh = drawing.mesh
     if len(mesh.ranks) > MOST_RANKS:
         raise ValueError(f"a picture shows at most {MOST_RANKS} ranks, got {len(mesh.ranks)}: draw a smaller mesh")
@@ -335,11 +295,7 @@ def _draw(drawing: Drawing, path: str) -> None:
 
 
 def _columns(panels: int, grid: _Grid) -> int:
-    """How many panels stand side by side: the picture is about 1.5 times as wide as high, with few empty places.
-
-    Args:
-        panels: how many there are.
-    """
+    """How many panels stand side by side: the picture is about 1.5 times as wide as high, with few empty places."""
 
     def unlike(columns: int) -> float:
         rows = math.ceil(panels / columns)
@@ -350,12 +306,7 @@ def _columns(panels: int, grid: _Grid) -> int:
 
 
 def _legend(figure: Any, first: int, notes: list[str]) -> None:
-    """Write below the panels what colours and frames mean, and what isn't drawn.
-
-    Args:
-        first: the rank whose group is dark.
-        notes: lines for the end.
-    """
+    """Write below the panels what colours and frames mean, and what isn't drawn."""
     from matplotlib.patches import Patch
 
     marks = [Patch(facecolor=pictures.INK, label=f"rank {first}'s group")]
@@ -406,11 +357,7 @@ class _Grid:
 
 
 def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float) -> None:
-    """Draw one axis: each rank in the colour of its group, numbered if there is room, in frames of hosts.
-
-    Args:
-        cell: the width of a rank's cell, in points.
-    """
+    """Draw one axis: each rank in the colour of its group, numbered if there is room, in frames of hosts."""
     groups = axis.group_of()
     first = groups[min(groups)]
     frames = [((left - 0.12, top - 0.12), grid.across + 0.24, grid.down + 0.24) for left, top in grid.corners]

@@ -64,14 +64,7 @@ class Redistribution:
         return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
 
     def planned(self, all_groups: bool = False) -> tuple[Step, ...]:
-        """The overlay's plan.
-
-        Args:
-            all_groups: plan as if there were a group for each set of axes.
-
-        Raises:
-            NotPlanned: the overlay leaves this to torch's own code.
-        """
+        """The overlay's plan."""
         if self.refused or self.source is None or self.target is None:
             raise NotPlanned(self.refused or "shards that are no boxes")
         return shared_plan(self.source, self.target, self.itemsize, None if all_groups else self.groups, self.cost)
@@ -79,13 +72,7 @@ class Redistribution:
 
 def groups_at_hand(flatten: str, sizes: tuple[int, ...], flattened: list[tuple[int, ...]]) -> JointAxes:
     """The sets of several axes for which a new mesh has a group, under this value of the option `flatten`. Single axes,
-    which always have one, aren't listed.
-
-    Args:
-        flatten: "whole" for a group over all axes, or "existing".
-        sizes: of the mesh's axes.
-        flattened: the sets of axes that the user flattened.
-    """
+    which always have one, aren't listed."""
     joint = {tuple(sorted(axes)) for axes in flattened}
     # Axes of one rank move nothing, so a plan never asks for a group that has them.
     if flatten == "whole":
@@ -122,11 +109,7 @@ class ShownStep:
     step: Step | None = None
 
     def cells(self, number: int) -> tuple[str, ...]:
-        """Return the cells of this step's row in the table of `ShownPlan.text`, one for each column.
-
-        Args:
-            number: of the step in the plan, from 1; it is the first cell.
-        """
+        """Return the cells of this step's row in the table of `ShownPlan.text`, one for each column."""
         if not self.axes:
             return (f"  {number}", self.name, "", "", self.holds, "", "", "")
         over, ranks = ",".join(self.axes), str(self.ranks)
@@ -200,12 +183,7 @@ class Explanation(screen.Shown):
         return [*self.title(width), "", *self.plan.text(width), *self.notes(width)]
 
     def save(self, path: str) -> None:
-        """Write a picture of who sends what to whom. The ending of `path` chooses the format.
-
-        Raises:
-            ValueError: there are too many ranks for a picture, or a shard isn't one box.
-            ImportError: matplotlib isn't installed.
-        """
+        """Write a picture of who sends what to whom. The ending of `path` chooses the format."""
         from .pictures import draw_plan
 
         draw_plan(self, path)

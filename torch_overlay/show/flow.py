@@ -72,12 +72,7 @@ class FlowExplanation(screen.Shown):
         return [*head, "", *screen.headed(table), "", *screen.styled(notes, "why")]
 
     def save(self, path: str) -> None:
-        """Write a picture of who sends what to whom. The ending of `path` chooses the format.
-
-        Raises:
-            ValueError: there are too many ranks for a picture.
-            ImportError: matplotlib isn't installed.
-        """
+        """Write a picture of who sends what to whom. The ending of `path` chooses the format."""
         from .pictures import draw_flow
 
         draw_flow(self, path)
@@ -112,8 +107,7 @@ class FlowExplanation(screen.Shown):
         return aligned(rows, right=range(1, len(rows[0])))
 
     def _table(self, width: int) -> list[str]:
-        """A row for each of the first ranks: how much it sends and gets, and with whom. As lines, of which those that
-        are too long are broken."""
+        """A row for each of the first ranks: how much it sends and gets, and with whom."""
         out, into = self.sums()
         rows: list[tuple[str, ...]] = [("rank", "sends", "gets", "to", "from")]
         for rank in self.ranks[:SHOWN]:

@@ -102,11 +102,7 @@ def _universe_row(universe: Universe) -> UniverseRow:
 
 
 def _rows(table: GroupTable, joint: set[str]) -> Iterator[GroupRow]:
-    """The groups in a universe's table that hold this rank.
-
-    Args:
-        joint: the names of the groups that redistributions over several axes use.
-    """
+    """The groups in a universe's table that hold this rank."""
     for key, entry in list(table.entries.items()):  # a copy, as above
         if entry.group_name:
             is_joint, gone = entry.group_name in joint, entry.group is None

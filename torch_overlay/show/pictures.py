@@ -48,16 +48,7 @@ def group_color(number: int) -> tuple[float, float, float]:
 @contextmanager
 def figure(path: str, **arguments: Any) -> Iterator[Any]:
     """An empty figure in our style. It is written to the file at the end, unless the block raises; the ending of `path`
-    chooses the format. It needs no display, and leaves pyplot and its backend alone.
-
-    Args:
-        arguments: of matplotlib's `Figure`.
-
-    Raises:
-        ImportError: matplotlib isn't installed. The message has the command that installs it.
-        ValueError: matplotlib doesn't know the file's ending.
-        OSError: the file can't be written.
-    """
+    chooses the format. It needs no display, and leaves pyplot and its backend alone."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -76,14 +67,7 @@ def fill(
     rims: str = "white",
     width: float = 2.0,
 ) -> None:
-    """Draw filled boxes with a rim, as one collection: one patch for each would be slow.
-
-    Args:
-        boxes: the corner, width and height of each.
-        colors: of each box.
-        rims: the colour of all rims.
-        width: of the rims, in points.
-    """
+    """Draw filled boxes with a rim, as one collection: one patch for each would be slow."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
@@ -165,12 +149,7 @@ _PLAN, _EMPTY = 5.3, 3.1  # the height of a plan in inches, and of one that send
 
 
 def draw_plan(explanation: Explanation, path: str) -> None:
-    """Draw a plan to a file.
-
-    Raises:
-        ValueError: there are too many ranks for a picture, or a shard isn't one box.
-        ImportError: matplotlib isn't installed.
-    """
+    """Draw a plan to a file."""
     ask, plan = explanation.question, explanation.plan
     # A strided shard that is cut unevenly is several boxes, for which there is no rectangle to draw.
     if ask.source is None or ask.target is None:
@@ -190,12 +169,7 @@ def draw_plan(explanation: Explanation, path: str) -> None:
 
 
 def draw_flow(explained: FlowExplanation, path: str) -> None:
-    """Draw a matrix of who sends how much to whom, to a file.
-
-    Raises:
-        ValueError: there are too many ranks for a picture.
-        ImportError: matplotlib isn't installed.
-    """
+    """Draw a matrix of who sends how much to whom, to a file."""
     ranks = explained.ranks
     _check_count(len(ranks))
     matrix = [[explained.flow.sent[sender, receiver] for receiver in ranks] for sender in ranks]
@@ -208,11 +182,7 @@ def draw_flow(explained: FlowExplanation, path: str) -> None:
 
 
 def _check_count(ranks: int) -> None:
-    """Check that a picture can show so many ranks.
-
-    Raises:
-        ValueError: it can't.
-    """
+    """Check that a picture can show so many ranks."""
     if ranks > MOST_RANKS:
         raise ValueError(
             f"a picture shows at most {MOST_RANKS} ranks, got {ranks}: draw a smaller mesh of the same kind"
@@ -346,11 +316,7 @@ def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...]) -> None
 
 
 def _totals(axes: Axes, sent: list[int], got: list[int], numbered: bool) -> None:
-    """Draw bars: at the right what each rank sends, below what it gets.
-
-    Args:
-        numbered: True if there is room for the number of each bar; else only the largest are written.
-    """
+    """Draw bars: at the right what each rank sends, below what it gets."""
     size, most = len(sent), max(1, *sent, *got)
     right = axes.inset_axes((1.02, 0, 0.16, 1))
     below = axes.inset_axes((0, -0.34, 1, 0.16))

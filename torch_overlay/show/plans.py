@@ -28,12 +28,7 @@ from .words import counted
 
 def explained(question: Redistribution, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> Explanation:
     """Plan the redistribution, and explain the plan. What can't be planned gives an explanation without steps, whose
-    note says why.
-
-    Args:
-        source: torch's placements before.
-        target: torch's placements after.
-    """
+    note says why."""
     try:
         norm_ended(source, target, question.sizes)
     except NotPlanned as reason:
@@ -91,11 +86,7 @@ _ENDED = {"sum": "sum", "avg": "average", "max": "maximum", "min": "minimum"}
 
 
 def _why(step: Step, averages: bool) -> str:
-    """Why the plan has this step, in one sentence.
-
-    Args:
-        averages: True if a division ends an average, False if it splits a value into terms.
-    """
+    """Why the plan has this step, in one sentence."""
     if isinstance(step, Narrow):
         return "local: each rank holds what it wants and keeps that"
     if isinstance(step, Embed):

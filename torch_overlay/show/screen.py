@@ -60,15 +60,7 @@ class Shown:
         raise NotImplementedError
 
     def save(self, path: str) -> None:
-        """Write a picture.
-
-        Args:
-            path: its ending chooses the format.
-
-        Raises:
-            ValueError: there are too many ranks for a picture, or nothing to draw.
-            ImportError: matplotlib isn't installed (`pip install torch-overlay[plot]`).
-        """
+        """Write a picture."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -86,21 +78,13 @@ def width() -> int:
 
 
 def show(lines: Iterable[str], file: TextIO | None = None) -> None:
-    """Print the lines, in their styles on a terminal.
-
-    Args:
-        file: standard output if None.
-    """
+    """Print the lines, in their styles on a terminal."""
     file = sys.stdout if file is None else file
     _print(lines, file, console(file))
 
 
 def _print(lines: Iterable[str], file: TextIO, on: Any) -> None:
-    """Print lines to a file, or in their styles on rich's console.
-
-    Args:
-        on: the console of this file, as `console` returns it; None to print plain text to `file`.
-    """
+    """Print lines to a file, or in their styles on rich's console."""
     for line in lines:
         if on is None:
             print(line, file=file)
@@ -148,11 +132,7 @@ class Screen:
 
     @contextmanager
     def progress(self, total: int) -> Iterator[None]:
-        """Show progress while the block runs. Inside, `now` says what is being done, and `advance` that it is done.
-
-        Args:
-            total: how many steps `advance` will count.
-        """
+        """Show progress while the block runs. Inside, `now` says what is being done, and `advance` that it is done."""
         if self._console is None:
             yield
             return
@@ -167,11 +147,7 @@ class Screen:
                 self._bar = None  # else a later `now` would update a bar that rich has taken away
 
     def now(self, what: str, line: bool = True) -> None:
-        """Show what is being done, beside the bar. Without a bar, print it with the seconds since the start.
-
-        Args:
-            line: False for a repetition, which isn't printed without a bar.
-        """
+        """Show what is being done, beside the bar. Without a bar, print it with the seconds since the start."""
         if self._bar is not None:
             self._bar.update(self._task, description=what)
         elif line:

@@ -69,13 +69,6 @@ _TIMES = re.compile(r"(?<=\d)\s*[x×*]\s*(?=\S)")
 def parse_placements(text: str, axes: int, ndim: int | None = None) -> tuple[Placement, ...]:
     """Read placements: words with commas between them, one for each axis of the mesh.
 
-    Args:
-        axes: how many axes the mesh has.
-        ndim: dims of the tensor, if known.
-
-    Raises:
-        ValueError: a word is no placement, there isn't one for each axis, or the tensor has no such dim.
-
     >>> parse_placements("P(max),_S0(2),R", 3)
     (Partial(op='max'), StridedShard(dim=0, split_factor=2), Replicate())
     """
@@ -103,16 +96,7 @@ def regions_of_ends(
     ends: Sequence[Sequence[Placement]], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> RegionsOrReason:
     """Return the regions before and after, for the placements of both ends, and "". If the planner has none for these
-    placements, return (None, None, the reason).
-
-    Args:
-        ends: the placements before, and those after.
-        shape: of the whole tensor.
-        sizes: of the mesh's axes.
-
-    Raises:
-        ValueError: the placements are wrong, as in `Regions.of`.
-    """
+    placements, return (None, None, the reason)."""
     try:
         before, after = (regions(end, shape, sizes) for end in ends)
     except NotPlanned as reason:
@@ -127,14 +111,7 @@ def _bare(text: str) -> str:
 
 
 def _placement(word: str, text: str) -> Placement:
-    """Read one placement.
-
-    Args:
-        text: all placements, for the message.
-
-    Raises:
-        ValueError: it is none. The message lists the placements that there are.
-    """
+    """Read one placement."""
     match = _WORD.fullmatch(word)
     if match is None:
         raise ValueError(f"{word!r} in {text!r} is no placement; there are {_KNOWN}")
@@ -153,13 +130,6 @@ def _placement(word: str, text: str) -> Placement:
 def parse_integers(text: str, what: str, least: int = 1) -> tuple[int, ...]:
     """Read whole numbers with commas or an x between them, perhaps in brackets. An empty text gives none.
 
-    Args:
-        what: the numbers are, for the message.
-        least: the least that a number may be.
-
-    Raises:
-        ValueError: a word is no number, or is less than `least`.
-
     >>> parse_integers("2,4", "the sizes of the mesh"), parse_integers("2x4", ""), parse_integers("(2, 4)", "")
     ((2, 4), (2, 4), (2, 4))
     """
@@ -174,13 +144,6 @@ def parse_integers(text: str, what: str, least: int = 1) -> tuple[int, ...]:
 
 def parse_ranks(text: str | None, count: int, what: str) -> tuple[int, ...]:
     """Read ranks, each different. Without a text, 0, 1, 2, ...
-
-    Args:
-        count: how many there must be.
-        what: the name of the option, for the message.
-
-    Raises:
-        ValueError: a word is no rank and no range of ranks, a rank occurs twice, or there are more or fewer.
 
     >>> parse_ranks("4-6,0", 4, "--ranks")
     (4, 5, 6, 0)
@@ -206,12 +169,6 @@ def _sizes(text: str) -> list[str]:
 def parse_names(text: str | None, count: int) -> tuple[str, ...]:
     """Read the names of the axes. Without a text, a, b, c, ...
 
-    Args:
-        count: how many axes there are.
-
-    Raises:
-        ValueError: there isn't one name for each axis, a name is empty, or two are equal.
-
     >>> parse_names(None, 3)
     ('a', 'b', 'c')
     """
@@ -225,13 +182,6 @@ def parse_names(text: str | None, count: int) -> tuple[str, ...]:
 
 def parse_axes(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
     """Read axes, by name or by number. Returns their numbers.
-
-    Args:
-        known: the names of the mesh's axes.
-        what: the name of the option, for the message.
-
-    Raises:
-        ValueError: the mesh has no such axis, or an axis is named twice.
 
     >>> parse_axes("tp,0", ["dp", "tp"], "--permute")
     (1, 0)
@@ -251,14 +201,6 @@ def parse_axes(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
 
 def parse_mesh(text: str, axes: str | None, permuted: str | None) -> Mesh:
     """Read a mesh from ``--mesh``, ``--axes`` and ``--permute``.
-
-    Args:
-        text: the sizes, with or without names.
-        axes: the names; None if `text` has them or there are none.
-        permuted: the order of the axes, slowest first, in which ranks are numbered; None for that of the mesh.
-
-    Raises:
-        ValueError: one of these is wrong, or they don't fit together.
 
     >>> parse_mesh("2x4", "dp,tp", "tp,dp") == parse_mesh("dp=2,tp=4", None, "1,0")
     True
@@ -284,9 +226,6 @@ def ranks_in_order(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> tup
 
     >>> ranks_in_order((2, 3), (1, 0))  # the first axis varies fastest, so rank 1 is at coordinate (1, 0)
     (0, 2, 4, 1, 3, 5)
-
-    Raises:
-        ValueError: the order doesn't name each axis once.
     """
     order = tuple(range(len(sizes))) if order is None else order
     if sorted(order) != list(range(len(sizes))):
@@ -300,12 +239,6 @@ def ranks_in_order(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> tup
 
 def parse_degrees(text: str, ranks: int | None) -> ParallelDims:
     """Read degrees of parallelism, ``pp=2,dp_shard=4,tp=2,ep=4``, and fit them to a world.
-
-    Args:
-        ranks: the size of the world. If None, it is the product of the degrees, and a degree that isn't named is 1.
-
-    Raises:
-        ValueError: a word is no degree, or the degrees don't fit.
 
     >>> parse_degrees("dp_shard=4,tp=2,ep=4", None)
     ParallelDims(pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=4, etp=1)

@@ -129,8 +129,7 @@ def _parts(cell: str, separator: str) -> list[str]:
 
 
 def _folded(cell: str, limit: int, separator: str | None) -> list[str]:
-    """The lines of a cell, cut after separators so that each is at most `limit` long, if its parts are. One line if the
-    separator is None."""
+    """The lines of a cell, cut after separators so that each is at most `limit` long, if its parts are."""
     if separator is None or len(cell) <= limit:
         return [cell]
     blank = separator[len(separator.rstrip()) :]
@@ -160,10 +159,6 @@ def fitted(line: str, width: int) -> list[str]:
 def wrapped(text: str, indent: str = "", width: int = 80, then: str | None = None) -> list[str]:
     """Break a text into lines, but never inside brackets, where code stands. A word that is too long isn't broken. An
     empty text has no lines.
-
-    Args:
-        indent: the blanks before the first line, and before the others if `then` is None.
-        then: the blanks before the other lines.
 
     >>> wrapped('1 collective with mesh["dp", "tp"]', "  ", width=20)
     ['  1 collective with', '  mesh["dp", "tp"]']

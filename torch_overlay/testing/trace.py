@@ -58,8 +58,7 @@ def _patches() -> list[Patch]:
 
 
 def _targets(patch: Patch) -> Iterator[tuple[str, object]]:
-    """Yield (path, object) of a row's target, if its module is imported. Of a function whose code is swapped, the
-    object is a tuple of it, its code and its defaults."""
+    """Yield (path, object) of a row's target, if its module is imported."""
     # A module whose import is under way may lack the target still, which would look like a trace later.
     if overlay.ready(patch.module):
         value = look_up(patch.target)[2]

@@ -113,11 +113,7 @@ class Agreement:
 
     def indices_of(self, names: tuple[str, ...] | None) -> tuple[Sequence[int], list[str]]:
         """Find the moves of these names; of all names, if None. Of tensors that planners planned, only those of this
-        rank.
-
-        Returns:
-            The indices of the moves, and for each name that no rank moves what is wrong, in words.
-        """
+        rank."""
         if names is None:
             return range(len(self.moves)), []
         unknown = [
@@ -129,10 +125,7 @@ class Agreement:
 
     @cached_property
     def _indices(self) -> dict[str, list[int]]:
-        """For each name, the indices of its moves in `moves`.
-
-        Computed once: a run may move one layer, and looks up a few names among thousands.
-        """
+        """For each name, the indices of its moves in `moves`."""
         indices: dict[str, list[int]] = {}
         for index, move in enumerate(self.moves):
             indices.setdefault(move.tensor.name, []).append(index)
@@ -140,21 +133,7 @@ class Agreement:
 
 
 def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meeting, Sides]:
-    """Describe this rank's tensors to all ranks that make the Transfer, hear theirs, and list the moves. Collective.
-
-    Args:
-        source, target: as `Transfer` takes them.
-
-    Returns:
-        The agreement; the meeting, whose name is that of this Transfer in the store; and the tensors that this rank
-        gives. The agreement doesn't hold these, so that a closed Transfer keeps no tensor.
-
-    Raises:
-        ValueError: on all ranks, with the names of the tensors, if what ranks described doesn't fit, or reading it
-            failed on some rank. Or on this rank, if `gone` or `group` names ranks that can't be.
-        TypeError: on this rank, if `gone` or `group` is no list of ranks.
-        RuntimeError: a rank didn't come within the timeout, or left meanwhile. Names it.
-    """
+    """Describe this rank's tensors to all ranks that make the Transfer, hear theirs, and list the moves. Collective."""
     place = options.group if isinstance(options.group, Place) else None
     gone = frozenset(checked_ranks(options.gone, "gone", None if place is None else place.size))
     meeting = meeting_of(options.group, gone)
@@ -235,12 +214,7 @@ def _with_options(description: Description, options: Options) -> Description:
 
 
 def _ends(tensors: Sequence[Tensor], verdict: Verdict | None) -> tuple[set[int], set[int]]:
-    """Return the ranks of all sources and those of all targets.
-
-    Args:
-        tensors: those that all ranks know.
-        verdict: tells of those that planners planned.
-    """
+    """Return the ranks of all sources and those of all targets."""
     sources, targets = ({rank for tensor in tensors for rank in getattr(tensor, side).ranks} for side in SIDES)
     if verdict is not None:
         sources, targets = sources | verdict.ranks[0], targets | verdict.ranks[1]
@@ -272,15 +246,7 @@ class _Planned(NamedTuple):
 def _ask_planners(
     meeting: Meeting, own: Described, descriptions: Mapping[int, Description], options: Options, gone: frozenset[int]
 ) -> tuple[Sequence[Tensor], dict[str, tuple[str, ...]], list[TensorMove], _Planned]:
-    """Agree where there are too many pieces to tell all ranks: ask planners, then hear the verdict. Collective.
-
-    Returns:
-        This rank's tensors, the names that only one side has, this rank's moves, and what all ranks know.
-
-    Raises:
-        ValueError: on all ranks, with the names of the tensors, if something doesn't fit.
-        RuntimeError: a rank left meanwhile. Names it.
-    """
+    """Agree where there are too many pieces to tell all ranks: ask planners, then hear the verdict. Collective."""
     others = without_pieces(descriptions)
     members = [rank for rank, d in sorted(descriptions.items()) if d.source or d.target or d.unlisted]
     answers, own_verdict = None, dict[str, Any]()
@@ -312,26 +278,10 @@ def _ask_in_time(
     options: Options,
     gone: frozenset[int],
 ) -> tuple[Answers, dict[str, Any]]:
-    """Ask planners, and end the waits that take longer than the timeout. Collective over the members.
-
-    Args:
-        members: the ranks that have tensors; each of them is a planner.
-        own: this rank's tensors.
-        others: the descriptions of all ranks without tensors in pieces.
-
-    Returns:
-        The answers to this rank, and what its own planner has to tell all ranks.
-
-    Raises:
-        TransferFailed: a member failed, or didn't come in time. Names it.
-    """
+    """Ask planners, and end the waits that take longer than the timeout. Collective over the members."""
 
     def read(name: str, number: int) -> str:
-        """Return the digest of one of this rank's pieces of a source.
-
-        Raises:
-            AssertionError: the tensor isn't in pieces.
-        """
+        """Return the digest of one of this rank's pieces of a source."""
         given = own.sides[0][name]
         if not isinstance(given, Pieces):
             raise AssertionError("a planner asks for digests of pieces")

@@ -46,13 +46,7 @@ class Block(NamedTuple):
 
     @staticmethod
     def at(tensor: int, view: torch.Tensor, is_dense: bool = False) -> Block:
-        """Return the block that a view shows.
-
-        Args:
-            tensor: the index of the move.
-            is_dense: True if the view is contiguous, and the block may be a flat row of its elements. Both sides of a
-                copy must be flat, or neither.
-        """
+        """Return the block that a view shows."""
         if is_dense:
             return Block(tensor, (view.numel(),), (1,), view.storage_offset())
         return Block(tensor, tuple(view.shape), view.stride(), view.storage_offset())
@@ -63,11 +57,7 @@ class Block(NamedTuple):
         return self.stride == (1,)
 
     def of(self, locals_: Locals) -> torch.Tensor:
-        """Return the view of this block.
-
-        Args:
-            locals_: the local tensors of this run, as `integer_views` returns them. The block's own isn't None.
-        """
+        """Return the view of this block."""
         return present(locals_[self.tensor]).as_strided(*self[1:])
 
 
@@ -94,15 +84,7 @@ class Views:
         self, sources: Locals, targets: Locals, wires: Wires, keeps: bool, state: object = None
     ) -> tuple[Locals, Locals]:
         """Begin a run: return the sources and the targets as `integer_views` does, and set `changed` to those that lie
-        elsewhere than in the last run, by index for each side.
-
-        Args:
-            sources, targets: the local tensors, by index of the move; None where this rank has no part.
-            wires: for each move the dtype that travels; None if its dtype doesn't change.
-            keeps: whether to cache the views. If False, cached ones are dropped.
-            state: any object. If it is the one of the last run, the caller knows that all tensors lie where they lay,
-                and none is looked at.
-        """
+        elsewhere than in the last run, by index for each side."""
         self.keeps = keeps
         if not keeps:
             self.forget()
@@ -134,12 +116,7 @@ class Views:
         self._lay, self._whole, self.changed = [[], []], [[], []], (frozenset(), frozenset())
 
     def of(self, copies: Copies, side: int, locals_: Locals, buffer: torch.Tensor) -> list[Copied]:
-        """Return what `copies.views(locals_, buffer)` returns, from the cache where nothing has changed.
-
-        Args:
-            side: 0 for the sources, 1 for the targets.
-            locals_: of that side, as `begin` returned them.
-        """
+        """Return what `copies.views(locals_, buffer)` returns, from the cache where nothing has changed."""
         if not self.keeps:
             return copies.views(locals_, buffer)
         kept, changed = self._of.get(id(copies)), self.changed[side]
@@ -226,12 +203,7 @@ class StridedBlocks:
 
     @staticmethod
     def place(load: Load, numbers: range, width: torch.dtype) -> Block:
-        """Return one strided block of the buffer: the places of the blocks of some neighbouring tensors of a load.
-
-        Args:
-            numbers: the positions of these tensors in `load.tensors`.
-            width: the dtype as which the buffer is read.
-        """
+        """Return one strided block of the buffer: the places of the blocks of some neighbouring tensors of a load."""
         size = _size_in_parts(load)
         inner = [math.prod(size[dim + 1 :]) for dim in range(1, len(size))]
         step, apart, at = (n // width.itemsize for n in (load.step, load.apart, load.at + numbers.start * load.step))
@@ -276,11 +248,7 @@ class Copies:
         return in_groups(self.blocks, own, self.inside(buffer, own))
 
     def inside(self, buffer: torch.Tensor, own: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return views of the places of the blocks in the buffer.
-
-        Args:
-            own: the views of the blocks, whose shapes the places have.
-        """
+        """Return views of the places of the blocks in the buffer."""
         places: list[torch.Tensor] = []
         for layout in self._layouts:
             places += layout.inside(buffer, own[len(places) : len(places) + len(layout.blocks)])
@@ -293,9 +261,6 @@ def in_groups(blocks: Sequence[Block], own: list[torch.Tensor], other: list[torc
     A GPU copies a list by one kernel if all its tensors are dense, and each side is of one dtype; it copies tensor by
     tensor if a single one is not. So there, dense blocks are grouped by their dtypes, and all others are one list. The
     CPU always copies tensor by tensor, and all blocks are one list.
-
-    Args:
-        blocks: of the views in `own`, in their order.
     """
     if not own or own[0].is_cpu:
         return [(own, other)] if own else []
@@ -308,11 +273,7 @@ def in_groups(blocks: Sequence[Block], own: list[torch.Tensor], other: list[torc
 
 
 def present(local: torch.Tensor | None) -> torch.Tensor:
-    """Return a local tensor that a schedule moves on this rank.
-
-    Raises:
-        AssertionError: it is None, which no rank has where its schedule moves something.
-    """
+    """Return a local tensor that a schedule moves on this rank."""
     if local is None:
         raise AssertionError("a rank has what its schedule moves")
     return local
@@ -345,17 +306,7 @@ def integer_views(locals_: Locals, wires: Wires) -> list[torch.Tensor | None]:
 
 
 def locate_blocks(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[ContiguousBlocks | StridedBlocks]:
-    """Compute where the blocks of loads lie in the local tensors and in the buffer.
-
-    Args:
-        loads: in the order of the buffer.
-        locals_: the local tensors, as `integer_views` returns them.
-        wires: for each move the dtype that travels; None if its dtype doesn't change.
-
-    Returns:
-        Layouts of neighbouring blocks of one width, in the order of the buffer; then one for each width of blocks that
-        are cut into parts.
-    """
+    """Compute where the blocks of loads lie in the local tensors and in the buffer."""
     contiguous: list[ContiguousBlocks] = []
     strided: dict[torch.dtype, StridedBlocks] = {}
     for load in loads:

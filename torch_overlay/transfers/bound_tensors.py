@@ -107,11 +107,7 @@ class BoundTensor:
 
     def part(self, local: torch.Tensor) -> Part | None:
         """Describe where this rank's box of the whole tensor lies in memory; None if the box has no element. The rank
-        is in the tensor's mesh.
-
-        Args:
-            local: the local tensor that the run found.
-        """
+        is in the tensor's mesh."""
         mesh = self._tensor.device_mesh
         box = self.box if mesh is None else self._sharding.regions.box(mesh.get_coordinate())
         return part_of(self.name, cast("Box", box), local)
@@ -134,11 +130,7 @@ class BoundTensor:
     def problem(self, local: torch.Tensor) -> str | None:
         """Say why this tensor can't be part of a run, in words; None if it can. Updates `location`, unless its
         sharding, shape, dtype or device isn't the planned one any more. Remembers an equal spec that took the place of
-        the planned one.
-
-        Args:
-            local: its local tensor as it is now.
-        """
+        the planned one."""
         changed = self._how_changed(self._tensor, local)
         if changed is not None:
             return f"the {self._side} {self.name!r} {changed} when the Transfer was made"
@@ -147,12 +139,7 @@ class BoundTensor:
 
     def _how_changed(self, tensor: DTensor | Plain, local: torch.Tensor) -> str | None:
         """Say how a tensor differs from the planned one in chunk, placements, shape, dtype or device; None if it
-        doesn't. The words go before "when the Transfer was made".
-
-        Args:
-            tensor: this tensor, or one to take its place.
-            local: its local tensor.
-        """
+        doesn't. The words go before "when the Transfer was made"."""
         changed = tensor.moved_text if isinstance(tensor, Chunk) else None
         if tensor._spec is not self._spec:
             changed = self._how_resharded(tensor)
@@ -165,11 +152,7 @@ class BoundTensor:
         return changed
 
     def _how_resharded(self, tensor: DTensor | Plain) -> str | None:
-        """Say how a tensor with another spec object is sharded, if it is sharded in another way; else None.
-
-        `Module.to` makes a DTensor's spec anew, often an equal one. If `tensor` is this tensor, an equal spec is stored
-        as the one to compare with from now on.
-        """
+        """Say how a tensor with another spec object is sharded, if it is sharded in another way; else None."""
         if tensor._spec is None or self._spec is None:
             return f"is a {'plain tensor' if tensor._spec is None else 'DTensor'} and was {self._sharding}"
         try:
@@ -184,10 +167,7 @@ class BoundTensor:
 
     def _why_unusable(self, local: torch.Tensor) -> str | None:
         """Say why this local tensor can't be used; None if it can. Its memory was freed, it is a view of memory that
-        its base no longer has, or, for a target, its elements can't be written in place.
-
-        Sets `location` to where the tensor is now.
-        """
+        its base no longer has, or, for a target, its elements can't be written in place."""
         strides, offset = local.stride(), local.storage_offset()
         location = local.data_ptr(), strides, offset
         if location != self.location:
@@ -238,16 +218,7 @@ def size_of(locals_: Locals, indices: Collection[int]) -> int:
 def copies(
     locals_: Locals, room: int, indices: Collection[int], why: str
 ) -> tuple[list[torch.Tensor | None], list[str]]:
-    """Replace the local tensors with these indices by copies, if these fit into `room` bytes.
-
-    Args:
-        locals_: by index of the move; None where this rank has no part. The list itself isn't changed.
-        why: what needs the copies, to begin the problem with.
-
-    Returns:
-        A list with copies in it, and no problem; or the tensors as they were, and the problem that the copies don't
-        fit, in words.
-    """
+    """Replace the local tensors with these indices by copies, if these fit into `room` bytes."""
     by_id = {id(local): local for index in indices if (local := locals_[index]) is not None}
     size = size_of(locals_, indices)
     if size > room:
@@ -261,14 +232,7 @@ def locals_of(
     tensors: Sequence[BoundTensor | None], indices: Sequence[int]
 ) -> tuple[list[torch.Tensor | None], list[str]]:
     """Read the local tensors with these indices, and check each of them (`BoundTensor.problem`). Waits for functional
-    collectives that still bring values.
-
-    Args:
-        tensors: by index of the move; None where this rank has no part.
-
-    Returns:
-        The local tensors by index, None for all other indices; and what is wrong with them, in words.
-    """
+    collectives that still bring values."""
     locals_: list[torch.Tensor | None] = [None] * len(tensors)
     problems = []
     for index in indices:
@@ -282,16 +246,7 @@ def locals_of(
 def bind_side(
     side: str, given: Mapping[str, Given], moves: Sequence[TensorMove], place: Place | None
 ) -> list[BoundTensor | None]:
-    """Find this rank's tensor for each move, on one side. Nothing is compared.
-
-    Args:
-        side: "source" or "target".
-        given: what this rank gives on that side, by name.
-        place: where several worlds met, if they did.
-
-    Returns:
-        For each move its tensor; None if this rank has no part in it.
-    """
+    """Find this rank's tensor for each move, on one side. Nothing is compared."""
     bound: list[BoundTensor | None] = []
     for tensor, numbers, *_ in moves:
         own = given.get(tensor.name)
@@ -317,12 +272,7 @@ def rebind_side(
     place: Place | None,
     before: Sequence[BoundTensor | None],
 ) -> list[BoundTensor | None]:
-    """Find other tensors for the moves, as `bind_side` does, to take the place of those bound `before`.
-
-    Raises:
-        ValueError: a tensor is missing, is one too many, or differs from the one before in more than its values. Names
-            it.
-    """
+    """Find other tensors for the moves, as `bind_side` does, to take the place of those bound `before`."""
     bound = bind_side(side, given, moves, place)
     for (tensor, *_), old, new in zip(moves, before, bound):
         problem = None
@@ -344,13 +294,7 @@ def shared_memory(
     bound_sources: Sequence[BoundTensor | None],
     bound_targets: Sequence[BoundTensor | None],
 ) -> Shared:
-    """Find out which of this rank's tensors share memory.
-
-    Args:
-        indices: of the moves whose tensors are compared.
-        sources, targets: the local tensors, by index of the move; None where this rank has no part.
-        bound_sources, bound_targets: the tensors that they belong to, by index of the move.
-    """
+    """Find out which of this rank's tensors share memory."""
     sides: list[dict[int, Part]] = []
     for bound, locals_ in ((bound_sources, sources), (bound_targets, targets)):
         parts: dict[int, Part] = {}
@@ -451,11 +395,7 @@ class LastRun:
         return not is_conj and all(base.untyped_storage() is storage for base, storage in self._bases)
 
     def written(self, indices: frozenset[int], find: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Return the tensors whose version counters rise when the targets with these indices are written.
-
-        Args:
-            find: computes them. Called in the first run only, unless the indices change.
-        """
+        """Return the tensors whose version counters rise when the targets with these indices are written."""
         if self._written is None or self._written[0] != indices:
             self._written = indices, find()
         return self._written[1]

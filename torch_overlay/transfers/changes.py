@@ -87,11 +87,7 @@ class Form(NamedTuple):
 
 def changed(now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor | None:
     """Compare a message with what was sent last. Returns the numbers of the elements whose bits differ, ascending; None
-    if so many differ that the whole message is shorter. On the CPU a sample may decide that.
-
-    Args:
-        now, before: the bytes of the message, ``form.size`` of them. Those that fill it up may be anything.
-    """
+    if so many differ that the whole message is shorter. On the CPU a sample may decide that."""
     if now.is_cpu and _many_differ(now, before, form):
         return None
     new, old = now.view(torch.int64), before.view(torch.int64)
@@ -110,10 +106,7 @@ def changed(now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor
 
 
 def _true(flags: torch.Tensor) -> torch.Tensor:
-    """Return the positions of the flags that are true, ascending.
-
-    `nonzero` takes some time for each flag. Where few are true, it first looks at eight flags together as one integer.
-    """
+    """Return the positions of the flags that are true, ascending."""
     eights = flags[: len(flags) // 8 * 8].view(torch.int64)
     some = eights.nonzero().flatten()
     if len(flags) % 8 or len(some) * 4 > len(eights):
@@ -133,15 +126,7 @@ def _with_begins(form: Form) -> Iterator[tuple[int, int, int, int]]:
 def _differing(
     bits: torch.Tensor, words: torch.Tensor | None, width: int, first: int, last: int, begin: int
 ) -> torch.Tensor:
-    """Return the numbers of the elements of one width that differ.
-
-    Args:
-        bits: for each word the bits that differ, as int64; for all words of the message if `words` is None.
-        words: the positions of these words in the message, ascending.
-        width: of the elements, in bytes.
-        first, last: the elements of this width are numbered from `first` to `last - 1`.
-        begin: the byte of the message at which they begin. It is a multiple of the width, but perhaps not of WORD.
-    """
+    """Return the numbers of the elements of one width that differ."""
     end = begin + width * (last - first)
     low, high = begin // WORD, -(-end // WORD)
     at = low
@@ -171,12 +156,7 @@ def _many_differ(now: torch.Tensor, before: torch.Tensor, form: Form) -> bool:
     """Return True if so many elements of a message changed that it is shorter to send all of them, judged by a sample.
 
     A True saves the comparison of all elements, which takes as long as sending them within a machine. False means that
-    they must be compared, also for a message that is too short for a sample. A sample that misleads makes the message
-    longer than it need be; the receiver still gets the right values.
-
-    Args:
-        now, before: the bytes of the message now and as it was sent last, as in `changed`.
-        form: the widths of the message's elements.
+    they must be compared, also for a message that is too short for a sample.
     """
     width = form.widths[-1]
     new, old = (message.view(BY_WIDTH[width]) for message in (now, before))
@@ -208,12 +188,7 @@ def _counts(numbers: torch.Tensor, form: Form) -> list[int]:
 
 
 def pack(numbers: torch.Tensor, now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor:
-    """Make the message that carries the changes of these elements, and write them into `before`.
-
-    Args:
-        numbers: of the elements that differ, ascending.
-        now, before: the bytes of the whole message, as they are and as they were sent last.
-    """
+    """Make the message that carries the changes of these elements, and write them into `before`."""
     message = now.new_empty(size_of(numbers, form))
     # torch has little arithmetic for uint16. Positions from 2**15 on become negative here, and `land` masks them.
     kind = torch.int16 if form.position == 2 else torch.int32
@@ -244,15 +219,7 @@ def land(
     targets: Sequence[torch.Tensor | None],
     wires: Sequence[torch.dtype | None],
 ) -> None:
-    """Write a message of changes into the targets.
-
-    Args:
-        message: its bytes.
-        count: how many elements it has.
-        places: of all elements of the whole message, in its order.
-        targets: the local tensors, as `integer_views` of blocks.py returns them.
-        wires: for each move the dtype that travels; None if the dtype doesn't change.
-    """
+    """Write a message of changes into the targets."""
     if not count:
         return
     kind = torch.int16 if form.position == 2 else torch.int32
@@ -285,10 +252,7 @@ def _flat(target: torch.Tensor, block: Block) -> torch.Tensor:
 
 
 def _offsets(numbers: torch.Tensor, block: Block) -> torch.Tensor:
-    """Map the numbers of elements of a block, counted row-major, to their offsets in its memory.
-
-    A block without gaps needs no arithmetic: number and offset are equal.
-    """
+    """Map the numbers of elements of a block, counted row-major, to their offsets in its memory."""
     dense, offsets = 1, None
     for size, stride in zip(reversed(block.size), reversed(block.stride)):
         if stride != dense and size > 1:
@@ -327,15 +291,7 @@ class Sent:
         self.bytes.copy_(now)
 
     def changes(self, now: torch.Tensor) -> tuple[int, torch.Tensor] | None:
-        """Compare a message with what was sent last, and keep what changed.
-
-        Args:
-            now: its bytes.
-
-        Returns:
-            How many elements changed, and the message of the changes; None if it is to be sent whole, since it was
-            never sent or the whole is shorter.
-        """
+        """Compare a message with what was sent last, and keep what changed."""
         if self.bytes is None:
             return None
         before = self.bytes.to(now.device)
@@ -432,15 +388,7 @@ class ChangesOnly(Exchanges):
         return super().staging * 3 // 2
 
     def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
-        """In the next run, send whole messages to these ranks, not only what changed since the last run.
-
-        Args:
-            ranks: the receivers that may have lost what was sent to them last. None is all ranks; then this rank also
-                frees the bytes that it kept to compare with.
-
-        Raises:
-            KeyError: a rank isn't in the group of the exchanges.
-        """
+        """In the next run, send whole messages to these ranks, not only what changed since the last run."""
         if ranks is None:
             self._have = set()
             for sent in self._known.values():
@@ -461,8 +409,7 @@ class ChangesOnly(Exchanges):
         self._have = {*self._place.values()}
 
     def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
-        """Compute the messages of each exchange, and store them, unless the tensors lie as in the last run. Arguments
-        are those of `Exchanges`."""
+        """Compute the messages of each exchange, and store them, unless the tensors lie as in the last run."""
         before = self._geometry
         super()._find_blocks(sources, targets, wires)
         if self._geometry == before:
@@ -489,11 +436,7 @@ class ChangesOnly(Exchanges):
 
     def _sent_of(self, number: int, key: object, form: Form) -> Sent:
         """Return what was sent last of a message of exchange `number`; made in the first call. Messages with equal keys
-        carry the same elements, and share it.
-
-        Args:
-            key: the items of the message, which are hashable.
-        """
+        carry the same elements, and share it."""
         return self._known.setdefault((number, key), Sent(form, self._is_on_cpu))
 
     def _packed_messages(self, number: int, streams: Mapping[int, Stream]) -> Iterator[tuple[int, tuple[Item, ...]]]:
@@ -507,11 +450,7 @@ class ChangesOnly(Exchanges):
 
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
         """Begin exchange `number`: compare, tell the receivers how much comes, and send. Waits for the headers of other
-        ranks, not for the messages.
-
-        Args:
-            packed: the whole messages of this exchange. The buffer is given back here if shorter ones are sent.
-        """
+        ranks, not for the messages."""
         outgoing, incoming = self._outgoing[number], self._incoming[number]
         with self._step(number, "compare"):
             out, own = self._compared(number, packed, sources)
@@ -540,28 +479,14 @@ class ChangesOnly(Exchanges):
         return InFlight(work, packed, came, finish)
 
     def _splits(self, messages: Iterable[Outgoing | Incoming], headers: Sequence[Header]) -> list[int]:
-        """Return, for each rank of the group, the bytes of the messages to it, or from it.
-
-        Args:
-            headers: one for each message.
-        """
+        """Return, for each rank of the group, the bytes of the messages to it, or from it."""
         splits = [0] * len(self._place)
         for message, (_, size) in zip(messages, headers):
             splits[message.place] += size
         return splits
 
     def _compared(self, number: int, packed: torch.Tensor, sources: Locals) -> tuple[list[torch.Tensor], list[Header]]:
-        """Compare the messages of exchange `number` with what was sent last, where a receiver has that. Keep what is
-        sent now in its place, and add to `changed`. If the exchange fails later, receivers lack what is kept; see
-        `send_whole_next`.
-
-        Args:
-            packed: the whole messages, one behind the other. Large pieces aren't there, and are compared in `sources`.
-
-        Returns:
-            The bytes of each message, none for a large piece that goes whole; and the header of each. A whole message
-            is a view of `packed`, which must not be given back before the message is sent.
-        """
+        """Compare the messages of exchange `number` with what was sent last, where a receiver has that."""
         out: list[torch.Tensor] = []
         headers: list[Header] = []
         compared: dict[int, tuple[int, torch.Tensor] | None] = {}  # by id of what was sent, the changes
@@ -591,14 +516,7 @@ class ChangesOnly(Exchanges):
         return out, headers
 
     def _exchange_headers(self, number: int, own: Sequence[Header]) -> list[Header]:
-        """Tell each receiver what comes in exchange `number`, and hear what comes to this rank. Collective.
-
-        Args:
-            own: the header of each message that this rank sends.
-
-        Returns:
-            The header of each message that this rank receives.
-        """
+        """Tell each receiver what comes in exchange `number`, and hear what comes to this rank. Collective."""
         incoming = self._incoming[number]
         if self.team.is_fake:
             return [Header(WHOLE, message.form.size) for message in incoming]
@@ -662,12 +580,7 @@ def _bytes_of(p2p: P2PMessage, form: Form, sources: Locals, device: torch.device
 
 
 def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[Copies, list[Place]]:
-    """Return where a message with these items is written: as a whole, and element by element.
-
-    Args:
-        targets: the local tensors, as `integer_views` returns them.
-        wires: for each move the dtype that travels; None if its dtype doesn't change.
-    """
+    """Return where a message with these items is written: as a whole, and element by element."""
     loads: list[Load] = []
     places: list[Place] = []
     at = first = 0

@@ -77,14 +77,7 @@ class Contents:
 
     @staticmethod
     def of(said: Mapping[int, Any]) -> Contents | None:
-        """Compare what the readers said of their files, and keep that of the first. None if there are no readers.
-
-        Args:
-            said: for each reader's rank, its `Files.as_data`.
-
-        Raises:
-            ValueError: readers see different files, or map names differently; names the file, and the tensor.
-        """
+        """Compare what the readers said of their files, and keep that of the first. None if there are no readers."""
         if not said:
             return None
         first, *others = sorted(said)
@@ -102,14 +95,6 @@ class Contents:
         rows. Rows that several readers want are divided among them. All other parts fill up the readers with the fewest
         bytes, in the order of the files. Of the rows that it wants, no reader reads more than `UNEVEN` times the mean
         of all bytes.
-
-        Args:
-            targets: the sharding of the target by name; None for a target of which nothing is known.
-            room: the bytes of a round, in which each part is aligned.
-
-        Returns:
-            A list by the reader's place in `ranks`, of lists by round. Each reader has at least one round, which may be
-            empty.
         """
         by_entry: dict[int, Sharding | None] = {}
         for name, target in targets.items():
@@ -143,14 +128,7 @@ class Contents:
 
     def _fill_up(self, parts: list[list[Part]], loads: Sequence[int], others: Sequence[Part], room: int) -> None:
         """Add the other parts to those of the readers, consecutive bytes to each, so that the loads get as even as they
-        can.
-
-        Args:
-            parts: of each reader; this function adds to it.
-            loads: the bytes that each reader reads already.
-            others: the parts to add, in the order of the files. One may be cut for several readers.
-            room: the bytes of a round, see `_cut`.
-        """
+        can."""
         size, count, below = sum(map(self.size, others)), 0, 0
         # The readers with the fewest bytes are filled up to one level, (size + below) / count, all in whole numbers.
         for load in sorted(loads):
@@ -177,11 +155,7 @@ class Contents:
         return (part.last - part.first) * self.entries[part.entry].itemsize
 
     def _cut(self, part: Part, at: int, room: int) -> int:
-        """Return the element at which to cut a part, for a cut at its byte `at`.
-
-        Args:
-            room: the bytes of a round. If several rows fit into it, the cut is moved back to the begin of a row.
-        """
+        """Return the element at which to cut a part, for a cut at its byte `at`."""
         if at <= 0:
             return part.first
         if at >= self.size(part):
@@ -190,13 +164,7 @@ class Contents:
         return max(part.first, _whole_rows(entry, part.first + at // entry.itemsize, room))
 
     def _rounds(self, parts: Iterable[Part], room: int) -> list[list[Part]]:
-        """Cut a reader's parts into rounds. A part that doesn't fit into what is left of a round goes on in the next,
-        from a whole row on where rows are small beside `room`. There is at least one round, which may be empty.
-
-        Args:
-            room: the bytes that the parts of a round take, each aligned: a multiple of ALIGNED, so that at least one
-                element fits.
-        """
+        """Cut a reader's parts into rounds."""
         rounds, left = list[list[Part]]([[]]), room
         for number, first, last in parts:
             entry = self.entries[number]
@@ -223,11 +191,7 @@ class Contents:
         return blocks(whole, part.first, part.last) if part.first < part.last else [whole]
 
     def read_boxes(self, shares: Iterable[Iterable[Iterable[Part]]]) -> dict[int, dict[int, list[Box]]]:
-        """Return, by number of the entry and by the reader's rank, the boxes that the reader reads of it.
-
-        Args:
-            shares: of all readers, as `shares` returns them.
-        """
+        """Return, by number of the entry and by the reader's rank, the boxes that the reader reads of it."""
         by_entry: dict[int, dict[int, list[Box]]] = {}
         for reader, rounds in zip(self.ranks, shares):
             for part in itertools.chain.from_iterable(rounds):
@@ -239,17 +203,7 @@ class Contents:
 def _runs_wanted(
     shape: tuple[int, ...], target: Sharding | None, readers: tuple[int, ...]
 ) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Cut a tensor into runs of consecutive elements by which readers want them. Cached: don't change the list.
-
-    Args:
-        target: its sharding in the target, if it is known.
-        readers: their ranks.
-
-    Returns:
-        For each run its first element, the one after its last, and the places of readers in `readers`. The runs cover
-        the tensor. A run has no readers if nobody wants it, or if readers want only some columns of its rows. Where
-        pieces of different size overlap, the shared part has the readers of the first one.
-    """
+    """Cut a tensor into runs of consecutive elements by which readers want them."""
     wanted: dict[tuple[int, int], list[int]] = {}
     row, boxes = math.prod(shape[1:]), {} if target is None else _boxes_by_rank(target)
     for place, rank in enumerate(readers):
@@ -289,8 +243,7 @@ def _joined(parts: Iterable[Part]) -> list[Part]:
 
 
 def _whole_rows(entry: Entry, element: int, room: int) -> int:
-    """Move a cut back to the begin of its row of dim 0, if several rows fit into a round. Then the parts are fewer
-    boxes: a part of a matrix that begins and ends inside of rows is three."""
+    """Move a cut back to the begin of its row of dim 0, if several rows fit into a round."""
     row = entry.elements // entry.shape[0] if entry.shape else 1
     return element // row * row if row * entry.itemsize * ROWS <= room else element
 
@@ -406,10 +359,6 @@ class Rounds:
 
         Arguments are those of `Exchanges.run`. `sources` isn't used. No views are kept for the next run, since the
         sources lie in other buffers then: `keeps` and `state` change nothing.
-
-        Raises:
-            Torn: a round failed after a target had been written. The targets are a mixture of old and new.
-            RuntimeError: a file has changed or can't be read, or an exchange failed, before any target was written.
         """
         self.written = frozenset()
         # Two buffers for all rounds: one is read into while the other is sent. Reading into memory that was written
@@ -447,13 +396,7 @@ class Rounds:
         self, reader: ThreadPoolExecutor, number: int, buffers: Sequence[torch.Tensor]
     ) -> Future[None] | None:
         """Begin to read a round on another thread, which launches nothing on a device. None if there is no such round,
-        or if the interpreter ends and starts no threads any more: then the round is read when it is its turn. The
-        result of the future raises as `_fill`.
-
-        Args:
-            number: of the round, from 0.
-            buffers: those that rounds take turns in.
-        """
+        or if the interpreter ends and starts no threads any more: then the round is read when it is its turn."""
         if number == len(self._rounds):
             return None
         try:
@@ -502,8 +445,7 @@ class Rounds:
         return entry.begin + part.first * entry.itemsize
 
     def _stretches(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[Part]]]:
-        """Group parts that follow one another in a file, for one read of at most VECTORS parts. Yields the file's
-        number and the parts."""
+        """Group parts that follow one another in a file, for one read of at most VECTORS parts."""
         stretch: list[Part] = []
         for part, after in zip(parts, [*parts[1:], None]):
             stretch.append(part)
@@ -517,17 +459,7 @@ class Rounds:
                 stretch = []
 
     def _fill(self, number: int, parts: Sequence[tuple[Part, memoryview]]) -> None:
-        """Read consecutive parts of a file into memory, each into its own aligned place.
-
-        Args:
-            number: of the file.
-            parts: each with the memory for its bytes.
-
-        Raises:
-            AssertionError: this rank is no reader.
-            RuntimeError: the file can't be opened, is shorter than it was, or has changed; names the file, and the
-                tensor.
-        """
+        """Read consecutive parts of a file into memory, each into its own aligned place."""
         if self._files is None:
             raise AssertionError("only readers read")
         file = self._files.files[number]

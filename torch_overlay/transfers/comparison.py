@@ -30,19 +30,7 @@ WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."
 def agreed(
     descriptions: Mapping[int, Description], gone: frozenset[int] = frozenset(), strict: bool = True
 ) -> tuple[list[Tensor], dict[str, tuple[str, ...]]]:
-    """Put the descriptions of all ranks together.
-
-    Args:
-        descriptions: by rank, of all ranks that aren't gone.
-        gone: ranks that have left, and send nothing. Meshes may still have them.
-        strict: whether a name that only one side has is an error.
-
-    Returns:
-        The tensors in order of name; and for "source" and "target" the names that only this side has.
-
-    Raises:
-        ValueError: something doesn't fit. Names the tensors.
-    """
+    """Put the descriptions of all ranks together."""
     check_ranks(descriptions)
     problems: list[Problem] = []
     distinct = distinct_descriptions(descriptions)
@@ -65,34 +53,21 @@ def agreed(
 
 
 def check_ranks(descriptions: Mapping[int, Description]) -> None:
-    """Check that every rank can take part, and that all give the same options.
-
-    Raises:
-        ValueError: on all ranks, with the problems and the ranks that have them, or with the option and its values.
-    """
+    """Check that every rank can take part, and that all give the same options."""
     problems = {rank: [d.problem] for rank, d in sorted(descriptions.items()) if d.problem is not None}
     raise_if_any(by_sentence(problems))
     _check_options(descriptions)
 
 
 def contents_of(descriptions: Mapping[int, Description]) -> Contents | None:
-    """Return the checkpoint that is the source; None if tensors are.
-
-    Raises:
-        ValueError: on all ranks, if readers see different files, or map names differently.
-    """
+    """Return the checkpoint that is the source; None if tensors are."""
     return Contents.of({rank: d.checkpoint for rank, d in descriptions.items() if d.checkpoint is not None})
 
 
 def _shardings_of_checkpoint(
     contents: Contents, sides: Sequence[Mapping[str, Sharding]], descriptions: Mapping[int, Description]
 ) -> dict[str, Sharding]:
-    """Return the shardings of a checkpoint's tensors, by the target's names: each reader has all of each. The device is
-    that of the target, or the CPU if no target has the name.
-
-    Raises:
-        ValueError: other ranks give tensors as the source.
-    """
+    """Return the shardings of a checkpoint's tensors, by the target's names: each reader has all of each."""
     if sides[0]:
         others = sorted(rank for rank, description in descriptions.items() if description.source)
         raise ValueError(
@@ -111,9 +86,6 @@ def _check_options(descriptions: Mapping[int, Description]) -> None:
     """Check that all ranks give the same `strict`, `keep`, `timeout`, `changes` and `relay`.
 
     With `strict` on some ranks only, these would stop at a name that only one side has, and the others would wait.
-
-    Raises:
-        ValueError: on all ranks, with the values and their ranks.
     """
     for option in ("strict", "keep", "timeout", "changes", "relay"):
         by_value: dict[object, list[int]] = {}
@@ -135,17 +107,7 @@ def distinct_descriptions(descriptions: Mapping[int, Description]) -> list[tuple
 def join_side(
     descriptions: Sequence[tuple[Description, list[int]]], side: str, problems: list[Problem], gone: frozenset[int]
 ) -> dict[str, Sharding]:
-    """Put together what ranks say of one side: pieces and plain tensors get the ranks that gave them.
-
-    Args:
-        descriptions: each with the ranks that gave it.
-        side: "source" or "target".
-        problems: this function adds tensors of which ranks say different things, or which a rank of their mesh lacks.
-        gone: ranks that needn't say anything.
-
-    Returns:
-        The sharding of each tensor by name, with all of its meshes; of one with a problem, that of the first rank.
-    """
+    """Put together what ranks say of one side: pieces and plain tensors get the ranks that gave them."""
     by_name: dict[str, dict[Sharding, list[int]]] = {}
     for description, ranks in descriptions:
         for name, sharding in getattr(description, side).items():
@@ -241,10 +203,6 @@ def differences(name: str, source: Sharding | None, target: Sharding | None) -> 
 def renaming(sources: AbstractSet[str], targets: AbstractSet[str]) -> str | None:
     """Find what keeps the names of two sides apart, where it is one prefix, or modules that wrap others.
 
-    Returns:
-        What would give every name of the target a source, and every source a name of its own, in words. None if
-        nothing so simple does, or no source is lacking.
-
     >>> renaming({"model.up", "model.norm", "head"}, {"up", "norm", "head"})
     "without 'model.'"
     """
@@ -273,17 +231,7 @@ def raise_if_any(
     why: str = "The source and the target of a transfer don't fit",
     renamed: str | None = None,
 ) -> None:
-    """Raise an error that names the first few problems, if there are any.
-
-    Args:
-        problems: in words; all of them, or at least the first SHOWN.
-        count: how many there are, if `problems` aren't all.
-        why: begins the error.
-        renamed: what would make the source's names fit, as `renaming` says it.
-
-    Raises:
-        ValueError: there is a problem.
-    """
+    """Raise an error that names the first few problems, if there are any."""
     if problems:
         count = max(count, len(problems))
         more = f"; and {count - SHOWN} more" if count > SHOWN else ""

@@ -53,18 +53,7 @@ def _to_other_mesh(
     forward_dtype: torch.dtype | None = None,
     backward_dtype: torch.dtype | None = None,
 ) -> DTensor:
-    """Redistribute a tensor to another mesh. Collective over the ranks of both meshes.
-
-    The result is complete when this returns, also with `async_op`. Errors are those of `torch_overlay.redistribute`,
-    too.
-
-    Args:
-        forward_dtype: of the result; None is that of the tensor.
-        backward_dtype: of the gradient; None, or the dtype of the tensor or of the result.
-
-    Raises:
-        NotImplementedError: `backward_dtype` is another one.
-    """
+    """Redistribute a tensor to another mesh. Collective over the ranks of both meshes."""
     wanted = forward_dtype or tensor.dtype
     if backward_dtype not in (None, tensor.dtype, wanted):
         raise NotImplementedError(

@@ -129,12 +129,6 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None,
 
     Raises nothing: an error becomes the description's problem, so that all ranks hear of it. If this rank raised, the
     others would wait for it in the meeting until the timeout.
-
-    Args:
-        source, target, names: as `Transfer` has them.
-        place: where the ranks met, if not in one world.
-        most: how many pieces this rank may tell all ranks; None is any number. If it has more, it tells planners, and
-            digests of pieces are computed when a planner asks for them.
     """
     try:
         files = checkpoint = None

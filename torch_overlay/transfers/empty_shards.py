@@ -46,11 +46,7 @@ class Replaced(NamedTuple):
 
 def make_whole() -> list[Replaced]:
     """Replace torch's rules for norms, of which 2.14 has another kind, and empty DTensor's caches of what the rules
-    said.
-
-    Returns:
-        What was replaced, for `leave_cut`; nothing on a release that has neither kind.
-    """
+    said."""
     from torch.distributed.tensor._api import DTensor
 
     propagator = DTensor._op_dispatcher.sharding_propagator
@@ -74,20 +70,13 @@ def leave_cut(replaced: list[Replaced]) -> None:
 
 
 def _has_no_value_of_nothing(schema: Any) -> bool:
-    """True if the order of this norm makes the norm of an empty tensor an error. For other orders it is 0.
-
-    Args:
-        schema: of the operator's call, DTensor's `OpSchema`.
-    """
+    """True if the order of this norm makes the norm of an empty tensor an error."""
     order = schema.args_schema[1] if len(schema.args_schema) > 1 else 2
     return not 0 <= float(order) < math.inf
 
 
 def _filtered(info: Any) -> Any:
-    """Return a rule of 2.14's kind that also refuses shardings with empty shards; None if `info` is of another kind.
-
-    Such a rule lists what may be done along one axis, and has a filter for what comes of it on all axes.
-    """
+    """Return a rule of 2.14's kind that also refuses shardings with empty shards; None if `info` is of another kind."""
     if not hasattr(info, "full_mesh_strategy_filter"):
         return None
     torchs = info.full_mesh_strategy_filter
@@ -117,12 +106,7 @@ def _over(rule: Rule) -> Rule:
 
 
 def _reduced(schema: Any, ndim: int) -> set[int]:
-    """Return the dims that a norm reduces; all of them if none is given, or an empty list.
-
-    Args:
-        schema: of the operator's call, DTensor's `OpSchema`.
-        ndim: of the tensor.
-    """
+    """Return the dims that a norm reduces; all of them if none is given, or an empty list."""
     given = schema.args_schema[2] if len(schema.args_schema) > 2 else None
     dims = [given] if isinstance(given, int) else given or range(ndim)
     return {dim % ndim for dim in dims}
@@ -147,8 +131,7 @@ def _as_whole(schema: Any) -> Any:
 
 def _whole_spec(spec: DTensorSpec, schema: Any) -> DTensorSpec:
     """Return a spec that replicates where `spec` leaves a rank with an empty shard of a reduced dim; else `spec`
-    itself.
-    """
+    itself."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor.placement_types import Replicate
 

@@ -81,14 +81,7 @@ class P2PMessage(NamedTuple):
     @staticmethod
     def of(message: Direct, locals_: Locals, wires: Wires, place: int) -> P2PMessage:
         """Find out where the bytes of a message lie. Returns the message, which can be sent or received while the local
-        tensors have this shape, strides and offset.
-
-        Args:
-            message: as the schedule has it.
-            locals_: the local tensors, as `integer_views` returns them.
-            wires: for each move the dtype in which its tensor travels; None if its dtype doesn't change.
-            place: the position of the other rank in the group.
-        """
+        tensors have this shape, strides and offset."""
         (tensor,), itemsize, box, first, last = message.item
         view = part(present(locals_[tensor]), box)
         flat = copies = None
@@ -121,20 +114,7 @@ class P2PBatch:
         self._copied = sorted(copied.values(), key=lambda p2p: -p2p.item.itemsize)
 
     def start(self, team: Team, buffers: Buffers, sources: Locals, targets: Locals) -> Callable[[], None]:
-        """Begin all messages. Pieces that aren't contiguous are packed here.
-
-        Args:
-            team: the ranks that exchange. It has a group, unless there are no messages.
-            buffers: where the memory comes from for pieces that aren't contiguous.
-            sources, targets: the local tensors, as `integer_views` returns them.
-
-        Returns:
-            A function that waits until all messages are sent and received, and gives the buffers back. It raises
-            RuntimeError if one fails.
-
-        Raises:
-            AssertionError: there are messages, and `team` has no group.
-        """
+        """Begin all messages. Pieces that aren't contiguous are packed here."""
         if not self._out and not self._straight and not self._through:
             return lambda: None
         straight, group = [], team.group
@@ -170,19 +150,14 @@ class P2PBatch:
 
     @property
     def _window(self) -> list[int]:
-        """The bytes of each slot of the window: as many as the longest message that passes through it has. Empty if
-        none does."""
+        """The bytes of each slot of the window: as many as the longest message that passes through it has."""
         most = max([p2p.size for p2p in self._through], default=0)
         return [aligned(most)] * min(IN_FLIGHT, len(self._through))
 
     def _receive_through_window(
         self, team: Team, group: ProcessGroup, buffers: Buffers, targets: Locals
     ) -> Callable[[], None]:
-        """Begin to receive the messages whose targets aren't contiguous, IN_FLIGHT at a time.
-
-        Returns:
-            A function that waits for each message, copies it into its target, and receives the next one in its slot.
-        """
+        """Begin to receive the messages whose targets aren't contiguous, IN_FLIGHT at a time."""
         if not self._through:
             return lambda: None
         slots = self._window
@@ -217,10 +192,6 @@ def in_turns(messages: Sequence[Direct], own: int, places: dict[int, int]) -> li
     """Order point-to-point messages: the first message to or from each rank, then the second ones.
 
     Each rank begins with the rank after it in the group. If all began with rank 0, they would wait for it in turn.
-
-    Args:
-        own: the position of this rank in the group.
-        places: for each rank its position.
     """
     size = len(places)
     return sorted(messages, key=lambda message: (message.tag, (places[message.peer] - own) % size))
@@ -326,20 +297,7 @@ class Exchanges:
         watch: Watch | None = None,
         state: object = None,
     ) -> None:
-        """Write all targets. Collective over the team.
-
-        Args:
-            sources, targets: this rank's local tensors by index of the move; None where it has no part.
-            sent: called as soon as no source is read any more.
-            keeps: whether to cache the views for the next run. They hold the memory of these tensors.
-            watch: is told of each step; ends waits that take too long.
-            state: any object. If it is the one of the last run, the caller knows that all tensors lie where they lay,
-                and none is looked at.
-
-        Raises:
-            Torn: an exchange failed after a target had been written.
-            RuntimeError: an exchange failed before any target was written.
-        """
+        """Write all targets. Collective over the team."""
         self._watch = watch
         wires = self._wires or [None] * len(sources)
         sources, targets = self._views.begin(sources, targets, wires, keeps, state)
@@ -371,9 +329,7 @@ class Exchanges:
             raise
 
     def _exchange(self, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
-        """Run all exchanges: while one runs, pack the next one and unpack the one before. Sets `_landed` to the number
-        of exchanges whose messages are unpacked, and `_is_written` once a target may have been written. See `run` for
-        the arguments and errors."""
+        """Run all exchanges: while one runs, pack the next one and unpack the one before."""
         running = self._start(0, self._pack(0, sources), sources, targets) if self.count else None
         for number in range(1, self.count + 1):
             packed = self._pack(number, sources) if number < self.count else None
@@ -387,12 +343,7 @@ class Exchanges:
             self._buffers.give(came)
 
     def _pack(self, number: int, sources: Locals) -> torch.Tensor:
-        """Take a buffer, and pack into it what exchange `number` sends by its all-to-all. `_await_exchange` gives the
-        buffer back.
-
-        Raises:
-            RuntimeError: the watch has closed the connections.
-        """
+        """Take a buffer, and pack into it what exchange `number` sends by its all-to-all."""
         direction = self._directions[number][0]
         with self._step(number, "pack"):
             buffer = self._buffers.take(sum(direction.splits))
@@ -401,11 +352,7 @@ class Exchanges:
 
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
         """Begin exchange `number`: its point-to-point messages and its all-to-all, from the buffer `packed`. Does not
-        wait for either.
-
-        Raises:
-            RuntimeError: a message can't be sent, or the watch has closed the connections.
-        """
+        wait for either."""
         out, into = self._directions[number]
         self._is_written |= self._p2p[number].writes
         came = self._buffers.take(sum(into.splits))
@@ -416,14 +363,7 @@ class Exchanges:
         return InFlight(work, packed, came, finish)
 
     def _swap(self, came: torch.Tensor, packed: torch.Tensor, into: Sequence[int], out: Sequence[int]) -> dist.Work:
-        """Begin an all-to-all from `packed` into `came`.
-
-        Args:
-            into, out: for each rank of the group the bytes that come from it, and those that go to it.
-
-        Returns:
-            Its handle. On torch's fake backend it may be of other buffers, since nothing is sent there.
-        """
+        """Begin an all-to-all from `packed` into `came`."""
         if not len(packed) and len(came) and self.team.is_fake:
             # torch's fake backend refuses to send nothing. It brings nothing either: so this rank sends itself a byte,
             # and the buffer that counts stays as it is.
@@ -434,18 +374,10 @@ class Exchanges:
         return exchange(came, packed, [*into], [*out], group=self.team.group, async_op=True)
 
     def _await_exchange(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:
-        """Wait for exchange `number`, and return the buffer into which it received. Gives the buffer back from which it
-        sent. On a GPU only the stream waits.
+        """Wait for exchange `number`, and return the buffer into which it received. On a GPU only the stream waits.
 
         Calls `sent` in the last exchange when this rank's point-to-point messages are done, unless it copies from its
         sources after that.
-
-        Args:
-            running: the exchange.
-
-        Raises:
-            AssertionError: `running` is None.
-            RuntimeError: a message failed, or the watch has closed the connections.
         """
         if running is None:
             raise AssertionError("an exchange runs until its successor has begun")
@@ -466,9 +398,6 @@ class Exchanges:
         wait in gloo for a send that no longer went anywhere, until the group's own timeout, and closing its connections
         didn't end that. So a wait in gloo is given up some seconds after they were closed, and the group is then never
         freed, since freeing it would wait, too.
-
-        Raises:
-            RuntimeError: it failed, or was given up.
         """
         if self._watch is None or not self.team.is_on_gloo:
             work.wait()
@@ -488,25 +417,13 @@ class Exchanges:
                 gives_up = self._watch.is_cut
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
-        """Unpack what exchange `number` received into the targets.
-
-        Raises:
-            RuntimeError: the watch has closed the connections.
-        """
+        """Unpack what exchange `number` received into the targets."""
         with self._step(number, "unpack"):
             self._directions[number][1].copies.land(targets, came, self._views)
 
     @contextmanager
     def _step(self, number: int, action: str, waits: bool = False) -> Iterator[None]:
-        """Tell the watch and the profiler that a step of exchange `number` begins, and that it has ended.
-
-        Args:
-            action: the step in words, such as "pack".
-            waits: True if the step waits for other ranks.
-
-        Raises:
-            RuntimeError: the watch has closed the connections.
-        """
+        """Tell the watch and the profiler that a step of exchange `number` begins, and that it has ended."""
         text = f"{self.label}exchange {number + 1} of {self.count}, {action}"
         if self._watch is not None:
             self._watch.enter(text, waits)
@@ -516,13 +433,10 @@ class Exchanges:
             self._watch.came()
 
     def _wait_for_device(self) -> None:
-        """Wait until the exchanges of this run have ended on the GPU. Does nothing without a watch.
+        """Wait until the exchanges of this run have ended on the GPU.
 
         `wait` of an exchange on a GPU only makes the stream wait. If a rank has died, the exchange never ends there,
         and the program would go on as if its targets were written.
-
-        Raises:
-            RuntimeError: the watch has closed the connections meanwhile.
         """
         ends, self._ends = self._ends, []
         for number, end in enumerate(ends):
@@ -532,8 +446,7 @@ class Exchanges:
             self._watch.enter("the end")  # raises if the watch has aborted the group: its events end, too
 
     def _copy_kept(self, sources: Locals, targets: Locals) -> None:
-        """Copy the boxes that this rank has in its own sources into its targets, unless both are the same memory. Adds
-        the targets to `written`."""
+        """Copy the boxes that this rank has in its own sources into its targets, unless both are the same memory."""
         if self._kept_views is None:
             moved = []
             for before, after in self._kept:
@@ -557,11 +470,7 @@ class Exchanges:
 
     def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
         """Compute where all blocks lie in the local tensors, and store that, unless the tensors have the shapes,
-        strides and offsets of the last run.
-
-        Args:
-            sources, targets: as `integer_views` returns them.
-        """
+        strides and offsets of the last run."""
         geometry = [None if t is None else (t.shape, t.stride(), t.storage_offset()) for t in (*sources, *targets)]
         if geometry == self._geometry:
             return
@@ -596,12 +505,7 @@ plan_logger = logging.getLogger("torch_overlay.transfers")
 
 
 def log_plan(name: str, describe: Callable[[], str]) -> None:
-    """Log a plan: as a DEBUG line of the logger torch_overlay.transfers, and as an artifact that tlparse shows.
-
-    Args:
-        name: of the artifact.
-        describe: returns the plan in words. Called only if one of the two is on.
-    """
+    """Log a plan: as a DEBUG line of the logger torch_overlay.transfers, and as an artifact that tlparse shows."""
     if plan_logger.isEnabledFor(logging.DEBUG):
         plan_logger.debug("planned %s", describe())
     about = {"name": name, "encoding": "string"}
@@ -627,22 +531,7 @@ def agreed_count(
     is_wrong: bool = False,
     whole_budget: Callable[[int], int] = int,
 ) -> tuple[int, Traffic]:
-    """Agree on how many exchanges there are: as many as the rank needs that needs most. Collective over the team.
-
-    Args:
-        schedule: of this rank.
-        budget: the bytes that its buffers may take.
-        is_wrong: True if this rank can't take part. Then all ranks raise, and none begins.
-        whole_budget: returns the budget that has so many bytes for buffers, where `budget` is a part of it.
-
-    Returns:
-        The number of exchanges, 0 if no rank sends anything; and the traffic of all ranks.
-
-    Raises:
-        RuntimeError: on all ranks, if some rank can't take part. Also what the collective raises, for instance since a
-            rank died.
-        BudgetTooSmall: on all ranks, if the budget is too small for some rank; with what is enough for all.
-    """
+    """Agree on how many exchanges there are: as many as the rank needs that needs most. Collective over the team."""
     problem = ""
     try:
         least = schedule.least(budget)

@@ -79,9 +79,6 @@ def scatter_state_dict(
     into `local_state_dict`. Collective.
 
     Strided shards that don't divide evenly are cut here. All others go to torch's function.
-
-    Raises:
-        ValueError: this rank holds another part of such a tensor than FSDP2 would.
     """
     rest, meshes = {}, Meshes()
     for key, value in full_state_dict.items():
@@ -99,9 +96,6 @@ def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch
     local tensor and the whole one, replace the pair by the local tensor with this rank's part of the whole one in it.
 
     Strided shards that don't divide evenly are cut here. All others go to torch's function.
-
-    Raises:
-        ValueError: this rank holds another part of such a tensor than FSDP2 would.
     """
     meshes = Meshes()
     for key in keys:
@@ -124,14 +118,7 @@ def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch
 
 def _uneven_regions(tensor: Any, whole: Any, meshes: Meshes) -> Regions | None:
     """Return which coordinate holds which box of a tensor that has strided shards which don't divide evenly: torch
-    would cut it in another way, or not at all. None for any other tensor.
-
-    Args:
-        whole: the tensor to load.
-
-    Raises:
-        ValueError: this rank holds another part than FSDP2 would.
-    """
+    would cut it in another way, or not at all."""
     if not isinstance(tensor, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != tensor.shape:
         return None
     held = uneven_strides(whole, tensor.device_mesh, tensor.placements)
@@ -146,9 +133,6 @@ def gather_state_dict(state_dict: dict[str, Any], **options: Any) -> dict[str, A
 
     DTensors that can move together are gathered in exchanges. Then torch's function does what is left. Errors are also
     those of `change_together`.
-
-    Args:
-        options: of torch's function.
     """
     offloads = bool(options.get("cpu_offload"))
     # With another group than the default one, the ranks of a mesh may each give another one, and would not agree.
@@ -189,11 +173,9 @@ Batch = list[tuple[int, DTensor, Change]]
 
 def _batches(tensors: Sequence[DTensor], offloads: bool) -> Iterator[Batch]:
     """Yield lists of tensors of one mesh that are gathered together: those that move along the same axes. If they are
-    offloaded, a list has at most WHOLE bytes of whole tensors, or one tensor. Tensors that torch's function should
-    gather are left out.
+    offloaded, a list has at most WHOLE bytes of whole tensors, or one tensor.
 
-    Only the ranks along these axes have to give the same tensors. Ranks that differ on other axes may give others, as
-    they may where torch gathers each tensor by itself.
+    Only the ranks along these axes have to give the same tensors.
     """
     by_axes: dict[tuple[DeviceMesh, frozenset[int]], Batch] = {}
     for number, tensor in enumerate(tensors):
@@ -225,16 +207,7 @@ def _change_of(tensor: DTensor) -> Change | None:
 
 
 def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[int, torch.Tensor]:
-    """Gather the tensors of a batch. Collective over the ranks along the axes on which they move. Raises as
-    `change_together`.
-
-    Args:
-        receivers: the ranks that get the whole tensors; all, if empty.
-
-    Returns:
-        The whole tensors by number, empty ones on a rank that isn't among the receivers. A tensor for which the mesh
-        lacks a process group isn't there.
-    """
+    """Gather the tensors of a batch. Collective over the ranks along the axes on which they move."""
     mesh = batch[0][1].device_mesh
     changes = {}
     for number, tensor, change in batch:
@@ -250,8 +223,7 @@ def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[i
 def _offloaded(wholes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copy tensors into the host's memory.
 
-    From a GPU they go through one pinned buffer, so that the host waits for the GPU once. The copies themselves aren't
-    pinned: a whole model may be more than a host can pin.
+    From a GPU they go through one pinned buffer, so that the host waits for the GPU once.
     """
     staged = [whole for whole in wholes if not _is_on_host(whole) and 0 < whole.nbytes <= WHOLE]
     if not staged or sum([whole.nbytes for whole in staged]) > WHOLE:

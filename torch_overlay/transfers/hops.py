@@ -35,15 +35,7 @@ def end_of(sharding: Sharding) -> Listed | OnMesh:
 
 
 def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> dict[str, Relay]:
-    """Plan the relay of each tensor of which several ranks want the same elements; the same on every rank.
-
-    Args:
-        tensors: in one order on every rank.
-        hosts: for ranks that gave `host=`, that name. If some did, each other rank counts as a host of its own.
-
-    Returns:
-        By name. Other tensors go from sources to targets in one hop.
-    """
+    """Plan the relay of each tensor of which several ranks want the same elements; the same on every rank."""
     turns, relays = Turns(), {}
     for tensor in tensors:
         turn = turns.next(end_of(tensor.target), tensor.wire.itemsize)
@@ -56,13 +48,7 @@ def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> dict[str, 
 # Cached by value: tensors with equal shardings and an equal turn are planned once.
 @lru_cache(maxsize=256)
 def _relay(source: Sharding, target: Sharding, itemsize: int, turn: int, places: tuple[tuple[int, str], ...]) -> Relay:
-    """Plan the relay of tensors with these shardings.
-
-    Args:
-        itemsize: the bytes of an element as it travels.
-        turn: see `Striped`.
-        places: pairs of a rank of the target and its host; empty if no rank gave one.
-    """
+    """Plan the relay of tensors with these shardings."""
     is_in_place = not set(source.ranks).isdisjoint(target.ranks)
     shape = tuple(source.regions.shape)
     return Relay.of(shape, (end_of(source), end_of(target)), itemsize, turn, is_in_place, dict(places))
@@ -82,12 +68,7 @@ class Hop(NamedTuple):
     targets: list[int]
 
     def part(self, numbers: Sequence[int]) -> Hop:
-        """Return the part of the hop that belongs to some moves of the first hop.
-
-        Args:
-            numbers: the indices of these moves. In the hop that is returned, moves are numbered by their positions in
-                `numbers`.
-        """
+        """Return the part of the hop that belongs to some moves of the first hop."""
         place = {number: at for at, number in enumerate(numbers)}
         rows = [row for row in zip(*self) if row[1] in place]
         return Hop(
@@ -98,12 +79,7 @@ class Hop(NamedTuple):
 
 
 def hops_of(first_hop: Iterable[tuple[Tensor, int]], relays: Mapping[str, Relay]) -> list[Hop]:
-    """List all hops after the first one.
-
-    Args:
-        first_hop: for each move of the first hop, its tensor and the number of the target's piece.
-        relays: by name, how tensors are passed on.
-    """
+    """List all hops after the first one."""
     numbers: dict[str, dict[int, int]] = {}
     tensors: dict[str, Tensor] = {}
     for number, (tensor, piece) in enumerate(first_hop):
@@ -170,12 +146,7 @@ class Relayed:
         state: object = None,
     ) -> None:
         """Run all hops. Collective. Arguments are those of `Exchanges.run`; `sent` is called in the first hop, the only
-        one that reads sources.
-
-        Raises:
-            Torn: a hop failed after it, or an earlier hop, had written a target.
-            RuntimeError: a hop failed before any target was written.
-        """
+        one that reads sources."""
         self.written = frozenset()
         try:
             self._first.run(sources, targets, sent, keeps, watch, state)

@@ -42,16 +42,7 @@ _numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
 def checked_ranks(ranks: Any, what: str, size: int | None = None) -> list[int]:
-    """Check a list of ranks that a user gave, and return it.
-
-    Args:
-        what: the argument that it was, for errors.
-        size: how many ranks there are; None is the size of the world.
-
-    Raises:
-        TypeError: it is no list of ranks. A rank outside of a group often gives GroupMember.NON_GROUP_MEMBER.
-        ValueError: a rank doesn't exist, or stands there twice. The others would wait for it until the timeout.
-    """
+    """Check a list of ranks that a user gave, and return it."""
     if not isinstance(ranks, Collection) or not all(isinstance(rank, int) for rank in ranks):
         who = f" that rank {dist.get_rank()} is in" if dist.is_initialized() else ""
         raise TypeError(f"{what} needs a process group{who}, or a list of ranks; got {ranks!r}")
@@ -68,16 +59,7 @@ def checked_ranks(ranks: Any, what: str, size: int | None = None) -> list[int]:
 
 def in_world(group: ProcessGroup | Sequence[int] | None, purpose: str) -> Meeting:
     """Return the next meeting of some ranks of the world. All of them have to call this in one order, since meetings
-    are counted.
-
-    Args:
-        group: a process group, a list of ranks, or None for all ranks.
-        purpose: begins the errors, as "A Transfer".
-
-    Raises:
-        TypeError: as `checked_ranks`.
-        ValueError: as `checked_ranks`, or this rank isn't one of them, or there is no world.
-    """
+    are counted."""
     world = distributed_c10d._get_default_group()
     if group is None or isinstance(group, ProcessGroup):
         ranks: list[int] = dist.get_process_group_ranks(group or world)
@@ -130,11 +112,6 @@ class Meeting:
 
         Values are what JSON takes, so that reading one runs no code. Equal values are stored and read once, and are
         returned as one object.
-
-        Raises:
-            RuntimeError: a rank didn't come within the timeout, this one came too late, or the store is gone.
-            ValueError: what a rank said isn't signed with this rank's key, or was changed in the store, or is signed
-                although this rank has no key.
         """
         try:
             return self._exchange(zlib.compress(json.dumps(what).encode()))
@@ -143,11 +120,7 @@ class Meeting:
             raise RuntimeError(f"{self.purpose}: {who} that keeps the store of these ranks left, or died.") from error
 
     def _exchange(self, said: bytes) -> dict[int, Any]:
-        """Do what `say` does, with the value as compressed JSON. Raises as `say`, except that a store that is gone
-        raises torch's DistNetworkError.
-
-        The value is stored under its hash. Under its own name a rank stores that hash, and its signature.
-        """
+        """Do what `say` does, with the value as compressed JSON."""
         key = hashlib.sha256(said).hexdigest()
         if not self.store.check([key]):
             self.store.set(key, said)
@@ -161,11 +134,7 @@ class Meeting:
         return {rank: known[key] for rank, key in keys.items()}
 
     def _signed(self, words: list[str]) -> list[str]:
-        """Check what ranks stored under their names. Returns the hashes of their values, in the order of `ranks`.
-
-        Raises:
-            ValueError: a signature is wrong, or is there where this rank has no key.
-        """
+        """Check what ranks stored under their names."""
         if self._seal is None:
             signed = [rank for rank, word in zip(self.ranks, words) if " " in word]
             if signed:
@@ -187,11 +156,7 @@ class Meeting:
         return keys
 
     def _read(self, key: str) -> Any:
-        """Return the value with this hash.
-
-        Raises:
-            ValueError: the stored bytes have another hash, so somebody changed them.
-        """
+        """Return the value with this hash."""
         said = self.store.get(key)
         if hashlib.sha256(said).hexdigest() != key:
             raise ValueError(f"{self.purpose}: somebody changed what a rank said.")
@@ -204,11 +169,7 @@ class Meeting:
         return [word.decode() for word in words]
 
     def _wait(self) -> None:
-        """Wait until all ranks have come.
-
-        Raises:
-            RuntimeError: on all ranks, if some didn't come within the timeout. Names them.
-        """
+        """Wait until all ranks have come."""
         missing: list[int] = []
         try:
             self.store.wait([f"rank {rank}" for rank in self.ranks], self.timeout)
@@ -473,11 +434,7 @@ class Place:
 
 
 def _read(address: str) -> tuple[str, int]:
-    """Read an address like tcp://trainer-0:29600. Returns the host and the port.
-
-    Raises:
-        ValueError: it is no such address.
-    """
+    """Read an address like tcp://trainer-0:29600."""
     parts = urlsplit(address)
     if parts.scheme != "tcp" or not parts.hostname or not parts.port or parts.path:
         raise ValueError(f"meet() needs an address where rank 0 listens, as tcp://trainer-0:29600; got {address!r}.")
@@ -485,14 +442,7 @@ def _read(address: str) -> tuple[str, int]:
 
 
 def _listening(host: str, port: int, timeout: timedelta, purpose: str) -> tuple[TCPStore, tuple[Any, ...]]:
-    """Start the store of a place on rank 0.
-
-    Returns:
-        The store, whose server ends with the last reference to it, and the address to which its socket is bound.
-
-    Raises:
-        RuntimeError: the host name isn't known, or nothing can listen at this address.
-    """
+    """Start the store of a place on rank 0."""
     try:
         family, _, _, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -521,18 +471,7 @@ def _unknown(host: str, error: socket.gaierror) -> str:
 def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TCPStore:
     """Connect to the store of rank 0, and claim this process's rank there. Tries again until the timeout.
 
-    Rank 0 may come later than this process. Or a place that was there before may be about to close.
-
-    Args:
-        place: the one to come into.
-        host, port: where rank 0 listens.
-        nonce: a random number by which this process knows its own claim.
-        purpose: begins the errors.
-
-    Raises:
-        RuntimeError: rank 0 didn't come in time, or the host name isn't known.
-        _Stranger: another program listens there. A RuntimeError.
-        ValueError: another process has this rank and stays, or rank 0 gave another world_size.
+    Or a place that was there before may be about to close.
     """
     until, limit = time.monotonic() + place.timeout.total_seconds(), f"{place.timeout.total_seconds():g} s"
     problem: Exception | None = None
@@ -590,9 +529,6 @@ def refuse_transfer(place: Place, why: str) -> None:
     """Tell the other ranks of a place, which make a `Transfer`, that this rank can't. Collective over the place.
 
     All other ranks raise a ValueError with `why` at once. Otherwise they would wait for this rank until the timeout.
-
-    Raises:
-        RuntimeError: the place is closed, or a rank didn't come within the timeout.
     """
     from .descriptions import Description, as_data
 
@@ -606,15 +542,7 @@ class _Stranger(RuntimeError):
 def _client(host: str, port: int, timeout: timedelta, until: float) -> TCPStore | None:
     """Connect to the store at an address, on a thread of its own. Returns None if that hasn't succeeded by `until`: the
     process there doesn't answer, for which torch's constructor would wait without a limit, or nobody listens, which
-    torch tries again until `timeout`. The thread goes on trying after that.
-
-    Args:
-        timeout: how long torch tries to connect; later, the timeout of the store's requests.
-        until: on the monotonic clock. If less than AGAIN seconds are left, AGAIN seconds are waited.
-
-    Raises:
-        RuntimeError: nobody listened there for the whole `timeout`, or the connection broke (torch's own error).
-    """
+    torch tries again until `timeout`. The thread goes on trying after that."""
     try:
         return in_time(
             lambda: TCPStore(host, port, None, False, timeout, wait_for_workers=False),
@@ -625,8 +553,7 @@ def _client(host: str, port: int, timeout: timedelta, until: float) -> TCPStore 
 
 
 def _world() -> tuple[str | None, int]:
-    """Return a random token that all ranks of this world share, and this rank in it; (None, -1) without a world. The
-    first rank to call chooses the token, which stays in the world's store."""
+    """Return a random token that all ranks of this world share, and this rank in it; (None, -1) without a world."""
     if not dist.is_initialized():
         return None, -1
     store = distributed_c10d._get_default_store()
@@ -640,11 +567,7 @@ def _default_group_itself() -> ProcessGroup | None:
 
 
 def _default_group() -> weakref.ref[ProcessGroup] | None:
-    """Return a reference to the present world's default group; None if there is no world.
-
-    The group tells worlds apart: a world that is opened anew has another group, but may have the same store, and with
-    it the same token.
-    """
+    """Return a reference to the present world's default group; None if there is no world."""
     group = _default_group_itself()
     return None if group is None else weakref.ref(group)
 
@@ -653,10 +576,9 @@ def _disconnect_forked_child() -> None:
     """Disconnect a forked child from the parent's places, without closing the connections of the parent. Runs in each
     child, right after the fork.
 
-    The child of a fork, for instance a data loader's worker, inherits all sockets. As long as it held them, the port of
-    a parent that died would stay in use, and other ranks wouldn't see the connection to a dead rank 0 close. So the
-    child replaces each such descriptor by one of /dev/null (`dup2`). It doesn't close the descriptor: torch's objects
-    still have its number, and would later close whichever file got that number next.
+    As long as it held them, the port of a parent that died would stay in use, and other ranks wouldn't see the
+    connection to a dead rank 0 close. It doesn't close the descriptor: torch's objects still have its number, and would
+    later close whichever file got that number next.
     """
     for place in list(_open):
         _open.discard(place)
@@ -667,8 +589,7 @@ def _disconnect_forked_child() -> None:
 
 
 def _disconnect(at: tuple[Any, ...]) -> None:
-    """Lead each descriptor of a socket that is bound or connected to this address to /dev/null. Does nothing on a
-    system without /dev/fd."""
+    """Lead each descriptor of a socket that is bound or connected to this address to /dev/null."""
     try:
         descriptors = [int(name) for name in os.listdir("/dev/fd")]
         null = os.open(os.devnull, os.O_RDWR)

@@ -52,18 +52,6 @@ def share_problems(group: ProcessGroup | None, wrong: Sequence[str | None], asks
     A rank with a problem writes it into the store. With `asks`, all ranks raise at once, before anything is sent. Else
     the others find it there when they have given up waiting for this rank, as they do where a wait blocks the host
     (gloo).
-
-    Args:
-        group: None if this rank alone does it.
-        wrong: the problems of this rank, in words; None stands for none.
-        asks: True if the ranks call `agreed_count` within, which raises on all of them; the same on all ranks.
-
-    Yields:
-        True if this rank has a problem, and asks. It then passes that to `agreed_count`, and does nothing else.
-
-    Raises:
-        ValueError: this rank has a problem.
-        RuntimeError: what was done failed; says the problem of another rank, if it had one.
     """
     text = "; ".join(problem.removesuffix(".") for problem in wrong if problem is not None)
     if group is None:
@@ -116,11 +104,6 @@ def read_change(tensor: DTensor, placements: Placements, name: str = "a tensor")
 
     None if it can't, and a redistribution of this tensor alone should do it: its mesh has no process groups, or not
     this rank; shards aren't boxes; or a reduction is pending on either side.
-
-    Args:
-        tensor: on a mesh of which the new placements are.
-        placements: the new ones.
-        name: for errors.
     """
     mesh, spec, shape = tensor.device_mesh, tensor._spec, tuple(tensor.shape)
     if group_names(mesh) is None or mesh.get_coordinate() is None or not at_hand(mesh, Site.of(mesh)).known:
@@ -141,12 +124,6 @@ def batches(mesh: DeviceMesh, changes: Mapping[int, Change]) -> tuple[list[list[
 
     If the mesh has one process group over all axes along which any of them moves, all go together. Else those go
     together that move along the same axes, if the mesh has a group over these.
-
-    Args:
-        changes: by number.
-
-    Returns:
-        Lists of numbers that go together; and the numbers of those that go alone, since the mesh lacks such a group.
     """
     if _is_at_hand(mesh, _axes(changes.values())):
         return [list(changes)], []
@@ -176,15 +153,6 @@ def change_together(
 
     Collective over this rank's slice of the mesh along the axes on which some of the tensors move. All ranks of the
     slice give the same changes.
-
-    Args:
-        budget: the bytes that buffers may take.
-        receivers: the ranks that get the whole tensors; all others get empty ones. Each change's `after` is then the
-            whole tensor. If there are none, every rank gets its own part.
-
-    Raises:
-        ValueError: a local tensor of this rank doesn't fit its placements, or the budget is too small for some rank.
-        RuntimeError: a local tensor of another rank doesn't fit, or an exchange failed.
     """
     axes = _axes(changes)
     ranks = ranks_along(mesh, axes, mesh.get_coordinate() or [])
@@ -214,24 +182,14 @@ def change_together(
 
 
 def ranks_along(mesh: DeviceMesh, axes: Sequence[int], here: Sequence[int]) -> Ranks:
-    """Return the ranks of a slice of the mesh: those that differ from a coordinate on these axes only.
-
-    Args:
-        here: the coordinate.
-    """
+    """Return the ranks of a slice of the mesh: those that differ from a coordinate on these axes only."""
     ranges = [range(mesh.size(axis)) if axis in axes else range(at, at + 1) for axis, at in enumerate(here)]
     members = mesh.mesh[tuple([slice(part.start, part.stop) for part in ranges])]
     return Ranks(members.flatten().tolist(), ranges)
 
 
 def moves_along(changes: Iterable[Change], ranks: Ranks, receivers: Sequence[int] | None = None) -> list[Move]:
-    """Return the moves of tensors on one mesh.
-
-    Args:
-        ranks: those of the slice of the mesh along which they move.
-        receivers: if given, the targets are whole tensors on these ranks. None, or an empty list, for the new
-            placements.
-    """
+    """Return the moves of tensors on one mesh."""
     moves = []
     receiver_ranks = Ranks.of(receivers, (len(receivers),)) if receivers else None
     for change in changes:
@@ -251,22 +209,7 @@ PLANS = 4  # so many plans of a world are remembered
 def change_meshes(
     tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, names: Sequence[str]
 ) -> list[DTensor]:
-    """Redistribute tensors to other meshes. Collective over the ranks of all these meshes.
-
-    Args:
-        targets: for each tensor its new mesh and placements.
-        budget: the bytes that buffers may take.
-        names: of the tensors, for errors.
-
-    Returns:
-        The new DTensors. On a rank outside of the new mesh the local tensor is empty, as torch makes it.
-
-    Raises:
-        ValueError: a reduction is pending on either side, meshes are for different devices, a slice differs between
-            ranks, or the budget is too small.
-        NotPlanned: a shard is no box.
-        RuntimeError: this rank is in none of the meshes, another rank has a problem, or an exchange failed.
-    """
+    """Redistribute tensors to other meshes. Collective over the ranks of all these meshes."""
     meshes = Meshes()
     key = tuple([_key(tensor, *target, meshes) for tensor, target in zip(tensors, targets)]), budget
     plan = _take_plan(key) or _Plan.of(tensors, targets, budget, meshes)
@@ -290,9 +233,6 @@ def _key(tensor: DTensor, mesh: DeviceMesh, placements: Placements, meshes: Mesh
 
     It has the classes of the placements, since a subclass of Partial compares equal to it. It has no mesh: that would
     keep its process groups alive.
-
-    Args:
-        mesh, placements: of the target.
     """
     spec, source_mesh = tensor._spec, tensor.device_mesh
     ranks = meshes.ranks(source_mesh), meshes.ranks(mesh), source_mesh.device_type, mesh.device_type
@@ -325,15 +265,7 @@ class _Plan(NamedTuple):
 
     @staticmethod
     def of(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, meshes: Meshes) -> _Plan:
-        """Plan a redistribution, and log the plan. Makes the process group, collectively, in the first call for these
-        ranks.
-
-        Raises:
-            ValueError: a reduction is pending on either side, meshes are for different devices, or a slice differs
-                between ranks.
-            NotPlanned: a shard is no box.
-            RuntimeError: this rank is in none of the meshes.
-        """
+        """Plan a redistribution, and log the plan."""
         moves = moves_across(tensors, targets, meshes)
         shapes, held = [], []
         for tensor, move, (mesh, _) in zip(tensors, moves, targets):
@@ -367,8 +299,7 @@ def _take_plan(key: Any) -> _Plan | None:
 
 
 def _keep_plan(key: Any, plan: _Plan, tensors: Sequence[DTensor]) -> None:
-    """Remember a plan under its key, since a program that moves its model does so again and again. Large plans, and
-    those of fake tensors, aren't remembered; of more than PLANS the oldest is forgotten."""
+    """Remember a plan under its key, since a program that moves its model does so again and again."""
     if len(tensors) * plan.group.size() > KEPT or any(type(t._local_tensor) is not torch.Tensor for t in tensors):
         return
     known = _plans.setdefault(distributed_c10d._get_default_group(), {})
@@ -379,12 +310,7 @@ def _keep_plan(key: Any, plan: _Plan, tensors: Sequence[DTensor]) -> None:
 
 
 def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: Meshes) -> list[Move]:
-    """Return each tensor's move to its new mesh.
-
-    Raises:
-        ValueError: a new placement is pending, or meshes are for different devices.
-        NotPlanned: a shard is no box, or a pending reduction isn't one of torch's plain `Partial`.
-    """
+    """Return each tensor's move to its new mesh."""
     moves = []
     for tensor, (mesh, placements) in zip(tensors, targets):
         _check(tensor, mesh, placements)
@@ -404,15 +330,7 @@ def dtensor_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placeme
 
 
 def _exchange(tensors: Sequence[DTensor], plan: _Plan, local_targets: Sequence[torch.Tensor], is_wrong: bool) -> None:
-    """Run the exchanges of a plan, from the tensors into the local targets. Collective.
-
-    Args:
-        is_wrong: True if this rank can't take part. Only if the plan asks.
-
-    Raises:
-        ValueError: on all ranks, if the budget is too small for some rank.
-        RuntimeError: some rank can't take part, or an exchange failed.
-    """
+    """Run the exchanges of a plan, from the tensors into the local targets. Collective."""
     team = Team.of(plan.group, local_targets[0].device)
     # A rank may be in one of both meshes only.
     held, wanted = (
@@ -427,10 +345,9 @@ def _exchange(tensors: Sequence[DTensor], plan: _Plan, local_targets: Sequence[t
 
 def _ready(plan: _Plan, team: Team, is_wrong: bool) -> Exchanges:
     """Return the exchanges of a plan: those of the last run, if there are as many now; else new ones, which the plan
-    keeps. Collective if the plan asks. Raises as `agreed_count`.
+    keeps. Collective if the plan asks.
 
-    Their number follows from the moves alone, or ranks ask one another for it in each run. It can't be remembered: one
-    rank may have forgotten the plan when another has not, and ranks must ask together.
+    It can't be remembered: one rank may have forgotten the plan when another has not, and ranks must ask together.
     """
     schedule = plan.ready[0].schedule if plan.ready else kept_schedule(plan.moves, team.rank, len(team.ranks))
     count = agreed_count(schedule, plan.budget, team, is_wrong)[0] if plan.asks else 1
@@ -444,12 +361,6 @@ def _check_one_view(mesh: DeviceMesh, members: Sequence[int], meshes: Meshes) ->
 
     From a 2x2 mesh to `mesh["a"]`, ranks 0 and 1 each plan for a slice of their own, {0, 2} and {1, 3}, and would
     exchange by two different plans: wrong values, without an error.
-
-    Args:
-        members: the ranks that take part.
-
-    Raises:
-        ValueError: some ranks have another slice.
     """
     # A root mesh is the same on all of its ranks. Of a slice, each rank has its own.
     root = mesh._get_root_mesh()
@@ -467,11 +378,7 @@ def _check_one_view(mesh: DeviceMesh, members: Sequence[int], meshes: Meshes) ->
 
 
 def _check(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> None:
-    """Check that no new placement is pending, and that both meshes are for one device type.
-
-    Raises:
-        ValueError: one of the two isn't so.
-    """
+    """Check that no new placement is pending, and that both meshes are for one device type."""
     if any(placement.is_partial() for placement in placements):
         raise ValueError(f"A tensor can't get a pending reduction on another mesh; asked for {placements}.")
     if tensor.device_mesh.device_type != mesh.device_type:

@@ -29,11 +29,7 @@ NAME = "func"  # the name that torch's decorator has for the function that it wr
 
 
 def _cell(wrapper: Any) -> CellType:
-    """Return the closure cell in which a wrapper of torch's has the function that it calls.
-
-    Raises:
-        KeyError: it is no such wrapper.
-    """
+    """Return the closure cell in which a wrapper of torch's has the function that it calls."""
     return dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True))[NAME]
 
 
@@ -65,11 +61,7 @@ def total_norm(
     tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> torch.Tensor:
     """Do what torch's `_get_total_norm` does. For DTensors on several meshes, or beside plain tensors, the norm is a
-    plain tensor. Collective over the meshes.
-
-    Raises:
-        RuntimeError: `error_if_nonfinite`, and the norm is infinite or NaN.
-    """
+    plain tensor. Collective over the meshes."""
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     norm_type = float(norm_type)
     by_mesh = _by_mesh(tensors, tensors)
@@ -86,11 +78,7 @@ def total_norm(
 
 def clip_with_norm(parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None) -> None:
     """Do what torch's `_clip_grads_with_norm_` does: scale the gradients of all parameters, in place, so that their
-    norm is at most `max_norm`. Collective if `total_norm` is a DTensor and some gradients are elsewhere.
-
-    Args:
-        total_norm: of all gradients. A DTensor if they are on one mesh, which is made plain for gradients elsewhere.
-    """
+    norm is at most `max_norm`. Collective if `total_norm` is a DTensor and some gradients are elsewhere."""
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     by_mesh = _by_mesh([parameter.grad for parameter in parameters], parameters)
@@ -107,8 +95,7 @@ def _mesh_of(tensor: torch.Tensor) -> DeviceMesh | None:
 
 
 def _by_mesh(tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> dict[DeviceMesh | None, list[Any]]:
-    """Group values by the mesh of the tensor to which each belongs, in the order in which meshes come. Under None,
-    those of plain tensors."""
+    """Group values by the mesh of the tensor to which each belongs, in the order in which meshes come."""
     grouped: dict[DeviceMesh | None, list[Any]] = {}
     for tensor, value in zip(tensors, values):
         grouped.setdefault(_mesh_of(tensor), []).append(value)
@@ -119,9 +106,8 @@ def _reduced(tensor: Any, norm_type: float) -> Any:
     """Return a DTensor that has the same norm, isn't pending, and whose shards have a norm on every rank. Collective
     over the tensor's mesh if it is pending.
 
-    For an infinite order, or one below 0, the norm of an empty shard is an error. Each rank then gives the norm of its
-    own shard as one element; an empty shard gives the one that changes neither a maximum nor a minimum. That takes no
-    collective. A graph with symbolic sizes can't ask what is empty: there `empty_shards` makes the tensor whole.
+    Each rank then gives the norm of its own shard as one element; an empty shard gives the one that changes neither a
+    maximum nor a minimum. That takes no collective.
     """
     from torch.distributed.tensor import Replicate
 

@@ -80,9 +80,6 @@ class Piece(Plain):
 def piece_text(shape: tuple[int, ...], box: Box) -> str:
     """Write a piece as a call of `piece`, for errors.
 
-    Args:
-        shape: of the whole tensor.
-
     >>> piece_text((8, 6), Box((4, 0), (4, 6)))
     'piece((4, 6), (8, 6), (4, 0))'
     """
@@ -141,33 +138,24 @@ class Chunk(Piece):
 
 
 def _tensor_with_chunks(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor whose chunk list counts: a DTensor's local tensor, else the tensor itself.
-
-    A DTensor has a chunk list of its own, which torch makes of its placements. It says nothing new.
-    """
+    """Return the tensor whose chunk list counts: a DTensor's local tensor, else the tensor itself."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _chunk_list(tensor: torch.Tensor) -> list[ChunkStorageMetadata]:
-    """Ask a tensor for its chunks on this rank, each with its offsets in the whole and its sizes. The tensor has a
-    chunk list (`_is_read_by_chunks`)."""
+    """Ask a tensor for its chunks on this rank, each with its offsets in the whole and its sizes."""
     chunks: list[ChunkStorageMetadata] = _tensor_with_chunks(tensor).__create_chunk_list__()  # type: ignore[attr-defined]
     return chunks
 
 
 def _is_read_by_chunks(tensor: torch.Tensor) -> bool:
-    """True if a tensor has a chunk list and no pending reduction. The chunks of a pending one hold terms of a sum, not
-    values."""
+    """True if a tensor has a chunk list and no pending reduction."""
     is_pending = isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements)
     return not is_pending and hasattr(_tensor_with_chunks(tensor), "__create_chunk_list__")
 
 
 def _pieces_of_chunks(name: str, tensor: torch.Tensor) -> tuple[Chunk, ...]:
-    """Return the pieces that a tensor's chunk list says this rank has; none if the list is empty.
-
-    Raises:
-        ValueError: the list doesn't fit the local tensor, or nothing says the shape of the whole tensor.
-    """
+    """Return the pieces that a tensor's chunk list says this rank has; none if the list is empty."""
     chunks = _chunk_list(tensor)
     if not chunks:
         return ()
@@ -201,19 +189,8 @@ class Pieces:
 
 
 def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
-    """Collect the tensors that this rank gives on one side, by name. With `names=` one tensor may have several names.
-
-    Args:
-        tree: a nested dict, list or tuple. None in it stands for a tensor of which this rank has no part.
-        side: "source" or "target", for errors.
-        names: as `Transfer` takes it.
-
-    Raises:
-        TypeError: a leaf is no tensor, or one whose elements can't be moved as they are (quantised, sparse, on meta);
-            or `names` gives no name.
-        ValueError: two tensors have one name, pieces of one tensor don't fit together, or a chunk list doesn't fit its
-            tensor.
-    """
+    """Collect the tensors that this rank gives on one side, by name. With `names=` one tensor may have several
+    names."""
     tensors: dict[str, Given] = {}
     for path, leaf in leaves(tree, _is_pieces).items():
         if leaf is None:
@@ -229,12 +206,7 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
 
 
 def _as_given(name: str, leaf: Any, side: str) -> Given:
-    """Turn a leaf into a DTensor, a `Plain` or `Pieces`. Of an empty chunk list, the pieces are empty.
-
-    Raises:
-        TypeError: it is no tensor, or one whose elements can't be moved as they are.
-        ValueError: its pieces don't fit together, or its chunk list doesn't fit it.
-    """
+    """Turn a leaf into a DTensor, a `Plain` or `Pieces`."""
     if isinstance(leaf, torch.Tensor) and _is_read_by_chunks(leaf):
         leaf = _pieces_of_chunks(name, leaf)
     if isinstance(leaf, torch.Tensor):
@@ -259,8 +231,7 @@ def _as_given(name: str, leaf: Any, side: str) -> Given:
 
 
 def _no_tensor_text(name: str, leaf: Any, side: str) -> str:
-    """Write the error for a leaf that is no tensor, with what to give instead. The name is empty if the whole tree is
-    the leaf."""
+    """Write the error for a leaf that is no tensor, with what to give instead."""
     subject = f"The {side} {name!r}" if name else f"The {side}"
     if isinstance(leaf, torch.nn.Module):
         give = "dict(module.named_parameters())"
@@ -323,12 +294,7 @@ def settled(local: torch.Tensor) -> torch.Tensor:
 
 
 def part_of(name: str, box: Box, local: torch.Tensor) -> Part | None:
-    """Describe where a box of a tensor lies in the memory of a local tensor; None if it has no element.
-
-    Args:
-        name: of the whole tensor.
-        box: of the whole tensor; it has the shape of the local tensor.
-    """
+    """Describe where a box of a tensor lies in the memory of a local tensor; None if it has no element."""
     local = settled(local)
     if not local.numel():
         return None

@@ -119,13 +119,6 @@ def statements(sides: Sequence[Mapping[str, Sharding]], planners: int) -> tuple[
     """Write this rank's statement for each planner.
 
     A statement has each different sharding once, and then for each name the number of its sharding.
-
-    Args:
-        sides: the shardings of this rank's tensors in pieces, by side and name.
-        planners: how many there are.
-
-    Returns:
-        The statements; and for each planner and side the names in its statement, to which answers refer by position.
     """
     kinds: list[dict[Sharding, int]] = [{} for _ in range(planners)]
     names: list[list[list[str]]] = [[[], []] for _ in range(planners)]
@@ -184,11 +177,7 @@ def _boxes(numbers: Sequence[int], at: int, count: int, dims: int) -> list[Box]:
 
 
 def numbers_of(tensor: Tensor, pieces: Pieced) -> list[Numbers]:
-    """Return the pairs of piece numbers of a tensor between which elements may move. (0, 0) is always there.
-
-    Args:
-        pieces: the tensor's plan.
-    """
+    """Return the pairs of piece numbers of a tensor between which elements may move. (0, 0) is always there."""
     if not (tensor.source.pieces and tensor.target.pieces):
         # A side on a mesh has one piece, which may meet each of the other side's.
         source_numbers, target_numbers = (range(max(map(len, side.pieces), default=1)) for side in tensor.sides)
@@ -227,8 +216,7 @@ class _Plan(NamedTuple):
     key: tuple[int, int]
 
     def numbers_for(self, rank: int) -> Iterator[int]:
-        """Yield what a rank sends, receives and keeps, as integers, for each pair of piece numbers. `_routes` reads
-        them."""
+        """Yield what a rank sends, receives and keeps, as integers, for each pair of piece numbers."""
         routes = self.pieces.routes_of(rank)
         for pair in self.numbers:
             yield from _numbers_of_routes(routes.get(pair))
@@ -290,8 +278,7 @@ class Planner:
         return number
 
     def _planned(self) -> Iterator[_Plan]:
-        """Yield the plans of all tensors, one for all names that every rank states alike. Tensors with a problem have
-        none, see `_plan`."""
+        """Yield the plans of all tensors, one for all names that every rank states alike."""
         groups: dict[Any, list[str]] = {}
         for name in sorted(self._rows):
             stated_sides = [tuple(side) for side in self._rows[name].stated]
@@ -315,8 +302,7 @@ class Planner:
 
     def _stated(self, name: str) -> Iterator[tuple[Description, list[int]]]:
         """Yield what ranks say of this tensor, as a `Description` of it alone with the ranks that gave it: first those
-        that have it in pieces, then those that have it on a mesh or plain. A description is empty if its ranks don't
-        have the tensor."""
+        that have it in pieces, then those that have it on a mesh or plain."""
         for side, rank_and_sharding in enumerate(self._rows[name].stated):
             for rank, number in rank_and_sharding:
                 own = {name: self._shardings[number]}
@@ -330,9 +316,6 @@ class Planner:
         """Plan tensors that every rank states alike. Only the first one is looked at.
 
         If something is wrong with it, the others are planned one by one, so that each problem names its tensor.
-
-        Returns:
-            The plan; None if there is a problem, or only one side has the tensors. This adds to `problems` and `alone`.
         """
         name = names[0]
         sides, problems = self._sides(name)
@@ -381,13 +364,7 @@ class Planner:
 
     def _plan_of(self, names: list[str], tensor: Tensor, pieces: Pieced) -> _Plan | None:
         """Return the plan of tensors without problems; None if ranks that are gone want some of them, or alone have
-        some of them, which is an error on all ranks later. Adds their names to what `verdict` tells of such tensors.
-
-        Args:
-            names: of tensors with equal shardings.
-            tensor: the first one.
-            pieces: the plan of all.
-        """
+        some of them, which is an error on all ranks later."""
         source, target = tensor.sides
         is_lost = not self._gone.isdisjoint(source.ranks) and pieces.missing() is not None
         is_wanted = not self._gone.isdisjoint(target.ranks)
@@ -437,8 +414,7 @@ class Planner:
 
     def _positions(self, names: Sequence[str]) -> dict[int | None, list[int]]:
         """Return for each rank how an answer to it refers to these names: for each a side and a position, of the
-        statement that the rank sent. Under None, for ranks that stated none of them: _OTHERS and the position in
-        `names_of_others`."""
+        statement that the rank sent."""
         positions: dict[int | None, list[int]] = {None: []}
         for name in names:
             seen = set()
@@ -452,11 +428,7 @@ class Planner:
 
     def compare(self, digests: Mapping[int, bytes]) -> None:
         """Compare the replicas of this planner's sources, and add those that differ to `problems`. Comes after
-        `answers`.
-
-        Args:
-            digests: for each rank the message of `Answers.digests` for this planner.
-        """
+        `answers`."""
         by_name: dict[str, dict[int, list[tuple[Box, str]]]] = {}
         for rank, asked in self._asked.items():
             values = unpacked(digests[rank])[0] if digests[rank] else []
@@ -493,8 +465,7 @@ class Planner:
 
 
 def _replicas(source: Sharding) -> dict[int, list[int]]:
-    """Return for each rank the numbers of its pieces whose boxes other pieces have, too. Ranks without such pieces are
-    left out; the dict is empty if there are none."""
+    """Return for each rank the numbers of its pieces whose boxes other pieces have, too."""
     counts = Counter(box for boxes in source.pieces for box in boxes if box.elements)
     if not counts or max(counts.values()) == 1:
         return {}
@@ -569,13 +540,7 @@ class Answers:
     def _read(
         self, types: Sequence[Any], numbers: list[int], at: int, called: Sequence[Sequence[str]]
     ) -> Iterator[_Answer]:
-        """Read a planner's answers.
-
-        Args:
-            types: pairs of a dtype and a device type, to which the answers refer by position.
-            numbers: the integers of the message; the answers begin at position `at`.
-            called: the names to which the answers refer by side and position.
-        """
+        """Read a planner's answers."""
         while at < len(numbers):
             size, name_count, low, high, *kinds, dims, pair_count = numbers[at : at + 8]
             begin = at + 8
@@ -590,24 +555,13 @@ class Answers:
             yield _Answer(names, key, [tuple(types[kind]) for kind in kinds], *self._routes[key])
 
     def digests(self, digest: Callable[[str, int], str]) -> list[bytes]:
-        """Compute the digests for which planners ask. Returns a message for each planner; empty if it asks for none.
-
-        Args:
-            digest: takes a name and the number of a piece of its source, and returns the digest of its values. Its
-                errors are passed on.
-        """
+        """Compute the digests for which planners ask. Returns a message for each planner; empty if it asks for none."""
         return [packed([digest(*piece) for piece in asked], []) if asked else b"" for asked in self._asked]
 
     def moves(
         self, own: Sequence[Mapping[str, Sharding]], others: Sequence[Mapping[str, Sharding]], rank: int
     ) -> Iterator[tuple[Tensor, list[tuple[Numbers, PlannedMove]]]]:
-        """Yield each tensor of which this rank has a part, with its moves: pairs of piece numbers and a move.
-
-        Args:
-            own: for each side, the shardings of this rank's tensors in pieces, by name.
-            others: for each side, the shardings of the tensors that aren't in pieces there, by name.
-            rank: this one.
-        """
+        """Yield each tensor of which this rank has a part, with its moves: pairs of piece numbers and a move."""
         known: dict[tuple[int, int], list[tuple[Numbers, PlannedMove]]] = {}
         for answer in self._answers:
             first = answer.names[0]
@@ -633,23 +587,13 @@ class Answers:
         others: Sequence[Mapping[str, Sharding]],
     ) -> Sharding:
         """Return the sharding of a side of which this rank has no part. Only the planner knows its boxes, so it is
-        marked as being in pieces, with none listed. The shape is that of the other side.
-
-        Args:
-            name: of a tensor that this rank has on the other side.
-            kind: the side's dtype and type of device, as the planner says.
-            own, others: for each side the shardings by name, of this rank's tensors and of all others.
-        """
+        marked as being in pieces, with none listed."""
         shape = next(tuple(side[name].regions.shape) for side in (*own, *others) if name in side)
         return replicated_sharding(kind[0], shape, (), kind[1])._replace(pieces=((),))
 
 
 def _asked(numbers: Sequence[int], names: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Read for which pieces a planner asks: yields a name and the number of a piece.
-
-    Args:
-        names: those of the source in this rank's statement.
-    """
+    """Read for which pieces a planner asks: yields a name and the number of a piece."""
     at = 0
     while at < len(numbers):
         place, count = numbers[at : at + 2]
@@ -674,8 +618,7 @@ def _routes(numbers: Sequence[int], at: int, pairs: int, dims: int) -> Iterator[
 
 
 def _boxes_of(sharding: Sharding, rank: int) -> Sequence[Box]:
-    """Return the boxes that a rank has of a tensor with this sharding. In pieces, the sharding has this rank's
-    alone."""
+    """Return the boxes that a rank has of a tensor with this sharding."""
     if sharding.pieces:
         return sharding.pieces[0]
     side = Side(sharding.regions, Ranks.of(sharding.ranks, sharding.regions.sizes))
@@ -728,12 +671,7 @@ class Verdict(NamedTuple):
 
     @staticmethod
     def of(said: Iterable[Data], others: Sequence[str]) -> Verdict:
-        """Put together what all ranks said after planning.
-
-        Args:
-            said: what `Planner.verdict` returned on each planner; ranks that are none say something else.
-            others: as `names_of_others` returns them.
-        """
+        """Put together what all ranks said after planning."""
         verdicts = [data for data in said if "problems" in data]
         stages = [(Problem(*problems[0]).stage, data) for data in verdicts if (problems := data["problems"])]
         stage = min([stage for stage, _ in stages], default=0)
@@ -775,15 +713,6 @@ def agreed_beside(
     """Compare the tensors of which no rank has pieces, and raise what planners found wrong with the others.
 
     It raises the errors that `agreed` would if each rank knew all pieces.
-
-    Args:
-        verdict: of all planners.
-        others: the descriptions of all ranks without tensors in pieces.
-        gone: ranks that have left.
-        strict: whether a name that only one side has is an error.
-
-    Raises:
-        ValueError: on all ranks, if something doesn't fit. Names the tensors.
     """
     mixed, alone = (
         [(_only(each, verdict.others, is_in), ranks) for each, ranks in distinct_descriptions(others)]
@@ -832,24 +761,7 @@ def ask_planners(
     enter: Callable[[str, bool], object],
 ) -> tuple[Answers, Data]:
     """Plan the tensors that hash to this rank, and ask all planners for this rank's part. Collective over the team,
-    each rank of which is a planner.
-
-    Args:
-        team: has a control group, unless it is one rank.
-        own: this rank's description.
-        others: the descriptions of all ranks without tensors in pieces.
-        gone: ranks that have left, and send nothing.
-        strict: whether a name that only one side has is a problem.
-        digest: takes a name and the number of a piece of its source, and returns the digest of its values.
-        enter: is told each step in words, and whether it waits for other ranks. It may raise to end the call.
-
-    Returns:
-        The answers of all planners to this rank; and what this planner has to tell all ranks. There, "problem" is an
-        error in reading this rank's pieces, in words, or None.
-
-    Raises:
-        RuntimeError: a rank died, a connection was closed, or the timeout has passed.
-    """
+    each rank of which is a planner."""
     messages, names = statements([in_pieces(shardings) for shardings in (own.source, own.target)], len(team.ranks))
     enter("telling planners of pieces", True)
     came = dict(zip(team.ranks, team.swap(messages)))

@@ -61,10 +61,6 @@ def reduce_on_its_mesh(tensor: DTensor, placements: Placements) -> DTensor:
     Terms of an average are divided before they are added up: four float16 of 60,000 would sum to infinity. They are
     divided by a power of two, which is exact except for subnormal numbers, and the sum by what is left, which rounds
     once.
-
-    Args:
-        tensor: one whose terms can be reduced (`irreducible`).
-        placements: the new ones, none of them pending.
     """
     mesh, local, terms = tensor.device_mesh, tensor._local_tensor, list(tensor.placements)
     result = dtensor_like(tensor, local, mesh, placements)
@@ -83,8 +79,7 @@ def reduce_on_its_mesh(tensor: DTensor, placements: Placements) -> DTensor:
 
 
 def _divided(local: torch.Tensor, by: float) -> torch.Tensor:
-    """Divide a local tensor by a number. Complex numbers are divided part by part: torch's complex division turns an
-    infinite one into NaN."""
+    """Divide a local tensor by a number."""
     if by == 1:
         return local
     local = settled(local)
@@ -163,8 +158,7 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: DTensor | None) -> tuple[Any, ...]:
-        """Redistribute the gradients back to the meshes and placements of the tensors. Collective. None for a tensor
-        that needs no gradient, and on a rank outside of its mesh."""
+        """Redistribute the gradients back to the meshes and placements of the tensors. Collective."""
         results: list[Any] = [None] * len(gradients)
         wanted = ctx.needs_input_grad[-len(gradients) :]
         present = [number for number, gradient in enumerate(gradients) if gradient is not None and wanted[number]]
@@ -196,17 +190,7 @@ def _with_stride(gradient: DTensor, stride: tuple[int, ...]) -> DTensor:
 
 
 def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, names: Sequence[str]) -> list[DTensor]:
-    """Redistribute all tensors, and return the new ones in order. Collective.
-
-    Those that change their mesh move together. Those that stay on one mesh move together as far as its process groups
-    allow; a pending one is reduced by itself; and the others take torch's way. Errors are those of `change_meshes`,
-    `change_together` and torch's `redistribute`.
-
-    Args:
-        targets: for each tensor its new mesh and placements.
-        budget: the bytes that buffers may take.
-        names: of the tensors, for errors.
-    """
+    """Redistribute all tensors, and return the new ones in order. Collective."""
     results: dict[int, DTensor] = {}
     across: list[int] = []
     together: dict[tuple[DeviceMesh, torch.device], dict[int, Change]] = {}
@@ -232,15 +216,7 @@ def _batches_across(tensors: Sequence[DTensor], numbers: Sequence[int], budget: 
     """Yield the tensors that move to other meshes together, by number, after reducing those that are pending.
     Collective over the meshes of pending ones.
 
-    A batch has at most `budget` bytes of results of reductions, or one result. Tensors that weren't pending are in the
-    last batch. Batches are the same on all ranks.
-
-    Args:
-        numbers: of the tensors that change their mesh.
-
-    Raises:
-        ValueError: a tensor's terms can't be reduced; also on ranks that only receive it.
-        NotPlanned: a shard of a pending tensor is no box, or its reduction isn't one of torch's plain `Partial`.
+    A batch has at most `budget` bytes of results of reductions, or one result. Batches are the same on all ranks.
     """
     meshes = Meshes()
     for tensor in filter(is_pending, [tensors[number] for number in numbers]):
@@ -266,11 +242,7 @@ def _batches_across(tensors: Sequence[DTensor], numbers: Sequence[int], budget: 
 
 
 def _on_one_mesh(mesh: DeviceMesh, changes: dict[int, Change], budget: int) -> dict[int, DTensor]:
-    """Redistribute tensors on one mesh, and return the new ones by number. Collective.
-
-    Tensors along whose axes the mesh has one process group move together, the others one by one by `redistribute` of
-    torch. Raises as `change_together` and that do.
-    """
+    """Redistribute tensors on one mesh, and return the new ones by number. Collective."""
     results: dict[int, DTensor] = {}
     together, alone = batches(mesh, changes)
     for numbers in together:

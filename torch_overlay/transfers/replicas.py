@@ -33,12 +33,7 @@ _SOME_PIECES = replicated_sharding("uint8", (), (), "cpu")._replace(pieces=((),)
 def replica_problems(
     descriptions: Sequence[tuple[Description, list[int]]], known: Sequence[Problem] = ()
 ) -> list[Problem]:
-    """Find plain sources, and pieces of equal boxes, whose digests differ between ranks. Empty if none do.
-
-    Args:
-        descriptions: each with the ranks that gave it. Only their digests and sources are read.
-        known: problems found before; tensors that have one aren't compared.
-    """
+    """Find plain sources, and pieces of equal boxes, whose digests differ between ranks. Empty if none do."""
     by_box: dict[tuple[str, Box], dict[str, list[int]]] = {}
     for description, ranks in descriptions:
         for name, digests in (description.digests or {}).items():
@@ -70,12 +65,7 @@ def replica_problems(
 
 def tied_problems(groups: Iterable[tuple[str, ...]], digests: Mapping[int, Digests]) -> list[str]:
     """Say which targets are one block of memory although their sources differ, or are cut so that nothing says that
-    they are equal: the last one written would win. Empty if there are none.
-
-    Args:
-        groups: names whose targets are one block of memory on some rank.
-        digests: for each rank, those of what it has of their sources.
-    """
+    they are equal: the last one written would win. Empty if there are none."""
     by_name: dict[str, dict[Box, str]] = {}
     for of_rank in digests.values():
         for name, boxes in of_rank.items():
@@ -103,13 +93,7 @@ def source_digests(
     is_asked: Callable[[BoundTensor], bool],
 ) -> dict[str, list[tuple[Box, str]]]:
     """Read this rank's sources, and return for each name the boxes that it has with the digests of their values. Empty
-    boxes are left out.
-
-    Args:
-        sources, locals_: by index of the move, the tensor and its local tensor.
-        moves: by index.
-        is_asked: True for the tensors to read.
-    """
+    boxes are left out."""
     digests: dict[str, list[tuple[Box, str]]] = {}
     seen = set()  # one piece is the source of several moves if several pieces of the target want some of it
     for source, local, move in zip(sources, locals_, moves):
@@ -139,18 +123,6 @@ def replica_problems_now(
     the Transfer was made, experts of one name may all have been zero. So are the sources of tied targets, unless they
     are tied, too. For `run(check=True)`, plain tensors and pieces are compared as well. Replicas on one mesh aren't:
     they are the program's affair.
-
-    Args:
-        tensors: of the Transfer.
-        tied: the names of targets that are one block of memory.
-        sources, locals_: by index of the move, the tensor and its local tensor; None where this rank has no part.
-        multi_mesh: the names of the sources that lie on several meshes.
-        are_all_asked: True for `run(check=True)`; the same on all ranks.
-        are_ties_apart: True if on some rank the sources of tied targets aren't one block of memory; the same on all
-            ranks.
-
-    Returns:
-        What differs, in words, the same on all ranks.
     """
     tied = sorted(tied) if are_all_asked or are_ties_apart else []
     asked = {name for names in tied for name in names} | {*multi_mesh}
@@ -178,16 +150,7 @@ def check_tied_targets(
     locals_: Locals,
     moves: Sequence[TensorMove],
 ) -> None:
-    """Check that targets which are one block of memory have sources of equal values. Collective over the meeting.
-
-    Args:
-        tied: the names of targets that are one block of memory.
-        sources, locals_: by index of the move, the tensor and its local tensor; None where this rank has no part.
-
-    Raises:
-        ValueError: on all ranks, if some haven't.
-        RuntimeError: a rank didn't come within the timeout. Names it.
-    """
+    """Check that targets which are one block of memory have sources of equal values. Collective over the meeting."""
     tied = sorted(tied)
     tied_names = {name for names in tied for name in names}
     own = source_digests(sources, locals_, moves, lambda source: source.name in tied_names)
@@ -201,13 +164,6 @@ def check_tied_entries(tied: Iterable[tuple[str, ...]], tensors: Iterable[Tensor
 
     Whether two tensors of a checkpoint are equal isn't known before they are read, and they are read in different
     rounds.
-
-    Args:
-        tied: the names of targets that are one block of memory.
-        tensors: those that are moved.
-
-    Raises:
-        ValueError: on all ranks, if the checkpoint has several tensors for one block.
     """
     moved = {tensor.name for tensor in tensors}
     for names in sorted(tied):

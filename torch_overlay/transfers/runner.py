@@ -131,12 +131,7 @@ class TransferRunner:
 
     def _check_tied(self, meeting: Meeting) -> None:
         """Check that targets which are one block of memory get equal values. Collective, unless the source is a
-        checkpoint.
-
-        Raises:
-            ValueError: on all ranks: the sources of such targets differ, or a checkpoint has several tensors for them.
-            RuntimeError: a rank didn't come within the timeout. Names it.
-        """
+        checkpoint."""
         agreement = self._agreement
         if agreement.contents is not None:
             check_tied_entries(agreement.tied, agreement.tensors, agreement.contents)
@@ -147,13 +142,7 @@ class TransferRunner:
     def _make(self, meeting: Meeting) -> None:
         """Make the process group and the plan of all tensors, and set `traffic`, `exchange_count` and `staging`.
         Collective. A rank outside both sides only helps to make the group, where the backend needs all ranks of the
-        world for it.
-
-        Raises:
-            TransferFailed: a rank left meanwhile, or didn't come within the timeout. Names it.
-            RuntimeError: the group can't be made, for a reason of the backend's own.
-            ValueError: on all ranks, if the budget is too small.
-        """
+        world for it."""
         agreement = self._agreement
         group = TransferGroup(agreement.place, self.ranks, self._device, agreement.device_type)
         if meeting.rank not in self.ranks:
@@ -190,11 +179,7 @@ class TransferRunner:
 
     @property
     def _own_group(self) -> TransferGroup:
-        """The process group of the Transfer.
-
-        Raises:
-            AssertionError: this rank isn't one of `ranks`, so that it has none.
-        """
+        """The process group of the Transfer."""
         if self._group is None:
             raise AssertionError("a rank that takes part has a group")
         return self._group
@@ -206,16 +191,7 @@ class TransferRunner:
 
     def bind(self, source: Any, target: Any) -> None:
         """Use the tensors of other trees from the next run on. Waits for a run in another thread. A rank that has no
-        part in the Transfer ignores the trees.
-
-        Args:
-            source, target: trees as `Transfer` takes them. None leaves that side as it is.
-
-        Raises:
-            ValueError: a tensor doesn't fit, or targets share memory; then all tensors stay as they were.
-            TypeError: a leaf is no tensor that can be moved; then all tensors stay as they were.
-            RuntimeError: the Transfer is closed.
-        """
+        part in the Transfer ignores the trees."""
         with self._running:
             if self._is_closed:
                 raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
@@ -235,22 +211,14 @@ class TransferRunner:
             self._last_runs = {}
 
     def flow(self) -> Flow:
-        """Compute what all ranks send to one another in a run of all tensors. Sends nothing.
-
-        Raises:
-            ValueError: planners planned the tensors, so that no rank knows the moves of all.
-        """
+        """Compute what all ranks send to one another in a run of all tensors. Sends nothing."""
         return flow_of(self._agreement)
 
     def run(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
     ) -> Running | None:
         """Read the sources and write the targets. Collective over `ranks`. Arguments and errors are those of
-        `Transfer.run`.
-
-        Returns:
-            With `async_op` the handle of the run; else None, when the targets are written.
-        """
+        `Transfer.run`."""
         self._take_turn()
         begun = None
         try:
@@ -267,17 +235,7 @@ class TransferRunner:
 
     def refuse(self, why: str) -> str:
         """Tell the other ranks, which call `run`, that this rank can't, so that all of them raise. See
-        `Transfer.refuse`. Collective over `ranks`.
-
-        Args:
-            why: the reason, for the error that the others raise.
-
-        Returns:
-            The message of that error; "" on a rank that has no part in the Transfer.
-
-        Raises:
-            RuntimeError: the Transfer is closed, or is running; or a rank didn't come within the timeout.
-        """
+        `Transfer.refuse`. Collective over `ranks`."""
         self._take_turn()
         try:
             if self.traffic:
@@ -289,11 +247,7 @@ class TransferRunner:
         return ""
 
     def _take_turn(self) -> None:
-        """Acquire `_running`, so that no other thread runs or closes the Transfer until it is released.
-
-        Raises:
-            RuntimeError: another thread runs it, or it is closed. `_running` isn't acquired then.
-        """
+        """Acquire `_running`, so that no other thread runs or closes the Transfer until it is released."""
         if not self._running.acquire(blocking=False):
             raise RuntimeError("This Transfer is running, and runs go one at a time. Wait for that one to end.")
         if self._is_closed:
@@ -304,14 +258,10 @@ class TransferRunner:
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
     ) -> Job:
         """Read and check this rank's tensors, before the run talks to other ranks. With `snapshot`, and where a target
-        would overwrite a source before it is read, the sources are copied here. Arguments are those of `run`.
+        would overwrite a source before it is read, the sources are copied here.
 
         Nothing raises here: what is wrong goes into this rank's report, so that all ranks raise it. If only this rank
         raised, the others would wait for it until the timeout.
-
-        Returns:
-            A function that does the run with these tensors, once. It calls its argument when no source is read any
-            more.
         """
         if not self.traffic:
             return lambda sent: None
@@ -391,15 +341,7 @@ class TransferRunner:
         return job
 
     def _check_unchanged(self, problems: Sequence[str]) -> None:
-        """Check that no rank's program changed a source while a run in the background read it. Collective.
-
-        Args:
-            problems: the sources of this rank that were changed, in words.
-
-        Raises:
-            ValueError: on all ranks, if some rank has problems.
-            RuntimeError: a rank didn't come within the timeout. Names it.
-        """
+        """Check that no rank's program changed a source while a run in the background read it. Collective."""
         group = self._own_group
         try:
             group.enter("comparing the sources' versions after the run", True)
@@ -428,25 +370,7 @@ class TransferRunner:
         is_snapshot: bool = False,
     ) -> bool:
         """Hear the reports of all ranks, plan these names if no run did before, and run the exchanges. Collective over
-        `ranks`.
-
-        Args:
-            report: this rank's.
-            indices: of the moves.
-            sources, targets: this rank's local tensors, by index of the move; None where it has no part.
-            sent: called when no source is read any more.
-            shared: which of these tensors share memory.
-            has_copies: True if some sources are copies.
-            state: the last run of these names, if its tensors haven't changed since.
-            is_snapshot: True if all sources are copies; a plan that is made now leaves room for them.
-
-        Returns:
-            True if some rank runs in the background. Then the caller ends the run, after `_check_unchanged`.
-
-        Raises:
-            ValueError: on all ranks, before anything is sent, if some rank can't run.
-            TransferFailed: an exchange failed, or a rank didn't come within the timeout.
-        """
+        `ranks`."""
         problems: list[str] = []
         group = self._own_group
         if group.watch is not None and not group.watch.begin("the reports before the run", waits=True):
@@ -492,15 +416,7 @@ class TransferRunner:
         need_whole: frozenset[int],
     ) -> None:
         """Run the exchanges of the plan, and raise the version counters of the targets that were written, also if a
-        part of them was written before an error. See `_run` for the arguments.
-
-        Args:
-            need_whole: with `changes`, the ranks that need everything whole.
-
-        Raises:
-            Torn: an exchange failed after a target had been written.
-            RuntimeError: an exchange failed before any target was written.
-        """
+        part of them was written before an error."""
         plan = self._plans.by_names[report.only]
         exchanges = plan.exchanges
         sends_changes = isinstance(exchanges, (ChangesOnly, Relayed)) and bool(self._changes)
@@ -518,11 +434,10 @@ class TransferRunner:
         self._bump_versions(plan, state)
 
     def _memory_of(self, indices: Sequence[int], targets: Locals) -> dict[int, object]:
-        """Return where the targets lie and how often they were written, by index of the move. Empty without `changes`.
+        """Return where the targets lie and how often they were written, by index of the move.
 
         If that differs from what the last run left, the program may have overwritten what that run brought, and changes
-        alone would leave the target wrong. A tensor of inference mode has no counter, so what is returned for it equals
-        nothing.
+        alone would leave the target wrong.
         """
         if not self._changes:
             return {}
@@ -542,13 +457,7 @@ class TransferRunner:
     ) -> None:
         """Have the exchanges send everything whole where a receiver may not have what was sent last: to ranks that say
         so, to all ranks in a run with `check`, and, in the next runs of all other plans that move some of the same
-        names, to everybody. Clears `_needs_whole` if this rank is served now.
-
-        Args:
-            report: this rank's.
-            exchanges: those that run next.
-            need_whole: the ranks that need everything whole.
-        """
+        names, to everybody."""
         names = None if report.only is None else {*report.only}
         for only, (_, other) in self._plans.by_names.items():
             if isinstance(other, (ChangesOnly, Relayed)):
@@ -572,9 +481,6 @@ class TransferRunner:
 
         This comes after the sources' versions were read for the last time. Views of one storage share a counter, so a
         run in the background that writes beside its sources would take them for changed by the program.
-
-        Args:
-            state: the last run of these names, which remembers the tensors; None to look them up.
         """
         indices, exchanges = plan
 
@@ -598,12 +504,7 @@ class TransferRunner:
         return self._error(isinstance(error, Torn), said)
 
     def _error(self, is_written: bool, said: str) -> TransferFailed:
-        """Return the error of a run that failed.
-
-        Args:
-            is_written: True if some target of this rank was written.
-            said: how it failed, and what to do.
-        """
+        """Return the error of a run that failed."""
         state = "some targets are new and others not, or half so" if is_written else "no target was written"
         watch = self._own_group.watch
         gone = () if watch is None else watch.gone
@@ -611,12 +512,7 @@ class TransferRunner:
 
     def _are_ties_apart(self, only: tuple[str, ...] | None, indices: Sequence[int], sources: Locals) -> bool:
         """True if targets of several names are one block of memory, and this rank's sources of these names are not, so
-        that their values may differ. False for a checkpoint, where this was checked when the Transfer was made.
-
-        Args:
-            only: the names that are moved, None for all; `indices` are the moves of these that this rank knows.
-            sources: this rank's local tensors, by index of the move; None where it has no part.
-        """
+        that their values may differ."""
         agreement = self._agreement
         if not agreement.tied or agreement.contents is not None:
             return False
@@ -653,11 +549,6 @@ class TransferRunner:
 
         The last answer is remembered, and holds while each tensor lies where it lay, so that a run of the same tensors
         compares their addresses and not the memory of every pair.
-
-        Args:
-            names: of the tensors; None for all of the Transfer.
-            indices: of their moves.
-            sources, targets: the local tensors, by index of the move.
         """
         sides = self._sources, self._targets
         locations = [tensor and tensor.location for side in sides for tensor in map(side.__getitem__, indices)]
@@ -716,11 +607,7 @@ class TransferRunner:
             self._running.release()
 
     def _close(self, why: str = CLOSED) -> None:
-        """Do what `close` says. The caller has acquired `_running`.
-
-        Args:
-            why: CLOSED or ENDED, which ranks that still run are told.
-        """
+        """Do what `close` says."""
         if self._group is not None:
             self._group.close(why)
         if self.traffic:
@@ -743,8 +630,7 @@ def _close_all() -> None:
     """Close the Transfers that the program left open. Called when the interpreter ends, after it has waited for runs in
     the background.
 
-    A thread of gloo's still holds the tensors of its last collective. If it lets go of them while the interpreter is
-    torn down, the process ends by SIGABRT; destroying a group joins its threads. NCCL has no such threads.
+    A thread of gloo's still holds the tensors of its last collective.
     """
     for runner in [*_open]:
         if runner.process == os.getpid():  # a forked child has no threads to join

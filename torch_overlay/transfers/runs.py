@@ -24,12 +24,7 @@ NO_VERSION = -(1 << 62)  # travels in place of a version
 
 
 def checked_names(only: Any) -> tuple[tuple[str, ...] | None, list[str]]:
-    """Check what the user gave as `only=`. Raises nothing: a problem goes into the rank's report.
-
-    Returns:
-        The names in order, each once; None if all tensors are meant, or if there is a problem. And what is wrong, in
-        words.
-    """
+    """Check what the user gave as `only=`. Raises nothing: a problem goes into the rank's report."""
     if only is None:
         return None, []
     # A string is iterable, too, and a name that was given without a list around it would be taken for its letters.
@@ -40,11 +35,7 @@ def checked_names(only: Any) -> tuple[tuple[str, ...] | None, list[str]]:
 
 
 def checked_version(version: Any) -> tuple[int | None, list[str]]:
-    """Check what the user gave as `version=`. Raises nothing: a problem goes into the rank's report.
-
-    Returns:
-        The version, None if there is none or a problem; and what is wrong, in words.
-    """
+    """Check what the user gave as `version=`. Raises nothing: a problem goes into the rank's report."""
     if version is None or (isinstance(version, int) and abs(version) < -NO_VERSION):
         return version, []
     return None, [f"version= takes a whole number of less than 63 bits, and got {version!r}"]
@@ -96,13 +87,6 @@ class RunReport(NamedTuple):
 
         If nothing is wrong, each rank sends seven integers. Otherwise ranks then also exchange the text of their
         problems.
-
-        Returns:
-            The decision, the same on all ranks. Its `problems` aren't empty if a rank can't run, or if ranks gave
-            different `only`, `version` or `check`.
-
-        Raises:
-            RuntimeError: the collective's own error, for instance since a rank died.
         """
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
         version = NO_VERSION if self.version is None else self.version

@@ -60,12 +60,7 @@ class Sharding(NamedTuple):
 
 
 def shardings(tensors: Mapping[str, Given], meshes: Meshes) -> dict[str, Sharding]:
-    """Return the sharding of each tensor that this rank gives, by name.
-
-    Raises:
-        NotPlanned: as `sharding_of`.
-        ValueError: some ranks of a DTensor's mesh didn't meet at the place.
-    """
+    """Return the sharding of each tensor that this rank gives, by name."""
     known: dict[Any, Sharding] = {}
     return {
         name: sharding_of(name, given, meshes) if isinstance(given, DTensor) else _sharding_without_mesh(given, known)
@@ -74,12 +69,8 @@ def shardings(tensors: Mapping[str, Given], meshes: Meshes) -> dict[str, Shardin
 
 
 def _sharding_without_mesh(given: Plain | Pieces, known: dict[Any, Sharding]) -> Sharding:
-    """Return the sharding of a plain tensor or of pieces. Its ranks are empty until all ranks have said what they have.
-
-    Args:
-        known: the shardings made so far; this function adds to it. Equal tensors, as thousands of experts are, get one
-            object, so that comparing them is a look at their ids.
-    """
+    """Return the sharding of a plain tensor or of pieces. Its ranks are empty until all ranks have said what they
+    have."""
     shapes_and_boxes = [piece.shape_and_box for piece in (given.pieces if isinstance(given, Pieces) else (given,))]
     local = (given.pieces[0] if isinstance(given, Pieces) else given)._local_tensor
     shape = shapes_and_boxes[0][0]
@@ -103,10 +94,6 @@ def on_several_meshes(shardings: Iterable[Sharding]) -> Sharding | None:
 
     FSDP2 x TP makes such tensors: a norm's weight, which TP leaves alone, is sharded by FSDP on one mesh for each TP
     rank. Nothing here says that the values are equal on all meshes: experts of one name look the same, and differ.
-
-    Returns:
-        The sharding on one mesh whose first axis goes over the meshes; None if one isn't on a mesh, or if they overlap,
-        or differ in anything but their ranks.
     """
     meshes = sorted(shardings, key=lambda sharding: sharding.ranks)
     first = meshes[0]
@@ -154,12 +141,7 @@ class Meshes:
         return dist.get_rank() if self._place is None else self._place.rank
 
     def view(self, mesh: DeviceMesh) -> MeshView:
-        """Return what a transfer needs of this mesh.
-
-        Raises:
-            ValueError: some of its ranks didn't meet at the place.
-            RuntimeError: a group of the mesh has its ranks in another order than the mesh.
-        """
+        """Return what a transfer needs of this mesh."""
         # By id, since comparing two meshes may compare all of their ranks.
         view = self._views.get(id(mesh))
         if view is None:
@@ -176,11 +158,7 @@ class Meshes:
         return view
 
     def ranks(self, mesh: DeviceMesh) -> Ranks:
-        """Return the ranks of this mesh, in the form that the planner takes.
-
-        Raises:
-            ValueError: some of its ranks didn't meet at the place.
-        """
+        """Return the ranks of this mesh, in the form that the planner takes."""
         if id(mesh) not in self._ranks:
             view = self.view(mesh)
             self._ranks[id(mesh)] = Ranks.of(view.ranks, view.sizes)
@@ -192,10 +170,6 @@ def misfit(name: str, tensor: DTensor, regions: Regions, meshes: Meshes) -> str 
     if this rank isn't in the mesh.
 
     `from_local` can make such DTensors, since it compares nothing. An exchange would ask for elements beyond them.
-
-    Args:
-        name: for the text.
-        regions: which coordinate of its mesh holds which box.
     """
     coordinate, held = meshes.view(tensor.device_mesh).coordinate, tensor._local_tensor.shape
     needed = held if coordinate is None else regions.box(coordinate).length
@@ -208,14 +182,7 @@ def misfit(name: str, tensor: DTensor, regions: Regions, meshes: Meshes) -> str 
 
 
 def sharding_of(name: str, tensor: DTensor, meshes: Meshes) -> Sharding:
-    """Return the sharding of a DTensor. The name is for errors.
-
-    Raises:
-        NotPlanned: a placement isn't exactly one of torch's classes, but a subclass, say; a pending reduction isn't a
-            plain `Partial` with an operation that torch names; a shard is no box; or placements and tensor contradict
-            one another.
-        ValueError: some ranks of its mesh didn't meet at the place.
-    """
+    """Return the sharding of a DTensor. The name is for errors."""
     mesh = tensor.device_mesh
     return Sharding(
         str(tensor.dtype).removeprefix("torch."),
@@ -226,12 +193,7 @@ def sharding_of(name: str, tensor: DTensor, meshes: Meshes) -> Sharding:
 
 
 def regions_of(name: str, tensor: DTensor, meshes: Meshes) -> Regions:
-    """Return which coordinate of its mesh holds which box of a DTensor. The name is for errors.
-
-    Raises:
-        NotPlanned: as `sharding_of`.
-        ValueError: some ranks of its mesh didn't meet at the place.
-    """
+    """Return which coordinate of its mesh holds which box of a DTensor. The name is for errors."""
     spec = tensor._spec
     # A subclass of Partial (torch's _MaskPartial, say) reduces by more than its op: adding up its terms is wrong.
     others = [type(each).__name__ for each in spec.placements if each.is_partial() and type(each) is not Partial]
@@ -247,17 +209,7 @@ def regions_of(name: str, tensor: DTensor, meshes: Meshes) -> Regions:
 def regions_on(
     placements: tuple[Placement, ...], order: Any, shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Regions:
-    """Return which coordinate holds which box of a tensor.
-
-    Args:
-        placements: one for each axis.
-        order: a DTensorSpec's `shard_order`: in which order several axes cut one dim. None means from left to right.
-        shape: of the tensor.
-        sizes: of the mesh's axes.
-
-    Raises:
-        NotPlanned: a shard is no box.
-    """
+    """Return which coordinate holds which box of a tensor."""
     return _regions_on(placements, tuple(map(type, placements)), order, shape, sizes)
 
 
@@ -270,9 +222,5 @@ def _regions_on(
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
 ) -> Regions:
-    """Do what `regions_on` does. Cached by value, since a model has many tensors and few shardings.
-
-    Args:
-        kinds: the classes of the placements, for the key of the cache.
-    """
+    """Do what `regions_on` does. Cached by value, since a model has many tensors and few shardings."""
     return read_cuts(placements, order, len(shape), sizes).on(shape, sizes)

@@ -61,12 +61,7 @@ def distribute_tensor(
     src_data_rank: int | None = 0,
 ) -> DTensor:
     """Do what torch's `distribute_tensor` does, with the same errors, also for strided shards that don't divide evenly.
-    Collective, unless `src_data_rank` is None.
-
-    Raises:
-        RuntimeError: a group of the mesh has its ranks in another order than the mesh, so torch would scatter shards to
-            the wrong ranks.
-    """
+    Collective, unless `src_data_rank` is None."""
     if src_data_rank is not None:
         _check_order(device_mesh or _mesh_resources.get_current_mesh())
     if _StridedShard in map(type, placements or ()) and src_data_rank is not None:
@@ -106,12 +101,7 @@ def uneven_strides(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements
 
 def scattered(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements, held: Regions, source: int) -> DTensor:
     """Scatter a whole tensor along one axis after the other, outer cuts first, and then broadcast to the replicas.
-    Collective over the mesh.
-
-    Args:
-        held: which coordinate gets which box.
-        source: the rank, counted along each axis, from which the values come.
-    """
+    Collective over the mesh."""
     local, replicas = whole.detach().to(mesh.device_type), {*range(mesh.ndim)} - held.sharded
     for dim, order in enumerate(held.orders):
         for axis in order:
@@ -126,8 +116,7 @@ def scattered(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements, hel
 def _torch_reads_chunks(held: Regions, dim: int) -> bool:
     """True if torch reads the strided shards of a dim as chunks of chunks, too.
 
-    Torch cuts the dim into chunks along the first axis, gives each coordinate of the second axis its part of all of
-    them, and cuts the parts together along the first axis. That is the same for some lengths only.
+    That is the same for some lengths only.
     """
     order = held.orders[dim]
     if list(order) == sorted(order):

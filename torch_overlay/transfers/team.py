@@ -51,20 +51,7 @@ def new_group(
     ranks: Sequence[int], callers: Sequence[int], timeout: timedelta, backend: str | None = None
 ) -> ProcessGroup | None:
     """Make a process group over some ranks of the world. Collective over these ranks; over the whole world on a backend
-    that needs all ranks for it.
-
-    Args:
-        ranks: the members.
-        callers: the ranks that call this.
-        timeout: of the group's collectives.
-        backend: c10d's name of it; None for that of the world.
-
-    Returns:
-        The group; None on a rank that isn't a member.
-
-    Raises:
-        RuntimeError: the backend needs all ranks, and not all of them call this.
-    """
+    that needs all ranks for it."""
     world = distributed_c10d._get_default_group()
     is_made_by_members = not is_made_by_all()
     if is_made_by_members and dist.get_rank() not in ranks:
@@ -99,11 +86,10 @@ def is_made_by_all() -> bool:
 def _new_group_called(name: str) -> Callable[..., Any]:
     """Return a version of c10d's `new_group` that takes this name for the group, and splits no communicator.
 
-    c10d names a group by how many groups this rank has made. Two ranks that have made different numbers of groups would
-    wait for each other under two names, and `new_group` takes no name. And where the world is bound to its devices,
-    c10d splits the world's communicator, in which every rank has to take part. It does both by functions of its module.
-    The version returned here runs c10d's code with two of these functions replaced; the module isn't changed, so that
-    other threads don't notice.
+    Two ranks that have made different numbers of groups would wait for each other under two names, and `new_group`
+    takes no name. And where the world is bound to its devices, c10d splits the world's communicator, in which every
+    rank has to take part. The version returned here runs c10d's code with two of these functions replaced; the module
+    isn't changed, so that other threads don't notice.
     """
     new_process_group = _with_globals(
         unwrap(distributed_c10d._new_process_group_helper), _get_split_source=lambda *_: None
@@ -116,8 +102,7 @@ def _new_group_called(name: str) -> Callable[..., Any]:
 
 
 def _with_globals(function: Any, **others: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a function that finds `others` in place of the globals of these names. Its globals are a copy of
-    the module's as they are now: later changes on either side aren't seen on the other."""
+    """Return a copy of a function that finds `others` in place of the globals of these names."""
     globals_ = {**function.__globals__, **others}
     copied = FunctionType(function.__code__, globals_, function.__name__, function.__defaults__, function.__closure__)
     copied.__kwdefaults__ = function.__kwdefaults__
@@ -126,11 +111,7 @@ def _with_globals(function: Any, **others: Callable[..., Any]) -> Callable[..., 
 
 def kept_group(ranks: Sequence[int]) -> ProcessGroup | None:
     """Return the group over these ranks by which `redistribute` goes from mesh to mesh. Made in the first call,
-    collectively, and kept until the world is destroyed. None on a rank that isn't a member.
-
-    Raises:
-        RuntimeError: the backend needs all ranks of the world to make a group, and `ranks` aren't all.
-    """
+    collectively, and kept until the world is destroyed. None on a rank that isn't a member."""
     world = distributed_c10d._get_default_group()
     known = _kept.setdefault(world, {})
     group = known.get(tuple(ranks))
@@ -175,11 +156,7 @@ class Common:
 
     @staticmethod
     def of_world() -> Common:
-        """Return that of the present world; made in the first call.
-
-        Raises:
-            ValueError: there is no world (torch's own error).
-        """
+        """Return that of the present world; made in the first call."""
         world = distributed_c10d._get_default_group()
         common = _common.get(world)
         if common is None:
@@ -195,13 +172,6 @@ class Common:
         The group is kept until a transfer over these ranks fails, which closes its connections. Ranks learn of a
         failure at different times. So they first agree on how many failures there were: a rank that still took the
         closed group would wait for ranks that make a new one.
-
-        Args:
-            store: of the new team alone.
-            make: makes a group; called by all of these ranks or by none.
-
-        Returns:
-            The group and the tag; None and 0 where torch has no gloo.
         """
         if not dist.is_gloo_available():
             warn_once("torch has no gloo here, so that what ranks of a Transfer say waits for their devices.")
@@ -273,15 +243,7 @@ class Team:
 
     @staticmethod
     def of(group: ProcessGroup | None, device: torch.device) -> Team:
-        """Return this rank's team over a process group of its world. Makes no group, and sends nothing.
-
-        Args:
-            group: None for a team that sends no tensors, as where a rank works alone. Its `ranks` are then all of the
-                world.
-
-        Raises:
-            ValueError: there is no world (torch's own error).
-        """
+        """Return this rank's team over a process group of its world. Makes no group, and sends nothing."""
         name = "" if group is None else group.group_name
         return Team(group, dist.get_process_group_ranks(group), dist.get_rank(), device, name)
 
@@ -305,11 +267,7 @@ class Team:
 
     def wait(self, message: dist.Work) -> None:
         """Wait until a message of gloo's was sent or came. If `extend_timeout` was called, its timeout holds: the
-        message itself still has the one with which its group was made.
-
-        Raises:
-            RuntimeError: a connection broke or was closed, or the timeout has passed.
-        """
+        message itself still has the one with which its group was made."""
         message.wait() if self._limit is None else message.wait(self._limit)
 
     @property
@@ -321,9 +279,6 @@ class Team:
         """Make the communicator of the tensors' group, unless gloo made one together with the group. Collective.
 
         NCCL makes it in the first collective of a group, in which all ranks have to take part.
-
-        Raises:
-            RuntimeError: the collective failed.
         """
         if not self.is_on_gloo and self.group is not None:
             self.call(dist.all_reduce)(torch.zeros(1, device=self.device), group=self.group)
@@ -337,10 +292,6 @@ class Team:
         """End every wait in the groups of this rank, in any thread, with an error. No message arrives any more.
 
         The groups can't be used again; `destroy` still works.
-
-        Raises:
-            FutureTimeout: a backend other than gloo took longer than ABORT seconds to abort. It goes on in its thread.
-            RuntimeError: the abort failed.
         """
         try:
             if self.control is not None:  # first: it closes at once, and an abort may fail or hang
@@ -378,9 +329,6 @@ class Team:
         """Send integers to all ranks, and return those of each rank: a row for each, in the order of `ranks`.
 
         Collective; all ranks give as many integers, of at most 64 bits. Returns when all of them have come.
-
-        Raises:
-            RuntimeError: a rank died, a connection was closed, or the timeout has passed.
         """
         return self._gather(torch.tensor(numbers, dtype=torch.int64, device="cpu")).tolist()  # type: ignore[no-any-return]
 
@@ -397,14 +345,7 @@ class Team:
     def swap(self, messages: Sequence[bytes]) -> list[bytes]:
         """Send each rank a message of its own, and return the message of each rank for this one. Collective. Needs a
         control group (`use_control_group`), unless there is one rank: without one, nothing is sent, and this rank's own
-        messages come back.
-
-        Args:
-            messages: bytes for each rank, in the order of `ranks`; may be empty.
-
-        Raises:
-            RuntimeError: a rank died, a connection was closed, or the timeout has passed.
-        """
+        messages come back."""
         group = self.control
         if len(self.ranks) == 1 or group is None:
             return [*messages]
@@ -424,15 +365,7 @@ class Team:
         return [messages[place] if peer == place else bytes(received.get(peer, b"")) for peer in range(size)]
 
     def _send_and_receive(self, out: Mapping[int, torch.Tensor], into: Mapping[int, torch.Tensor]) -> None:
-        """Send and receive messages in the control group, and wait for all of them.
-
-        Args:
-            out, into: by the place of the other rank in the group, the tensor to send, or to fill.
-
-        Raises:
-            AssertionError: there is no control group.
-            RuntimeError: as `wait`.
-        """
+        """Send and receive messages in the control group, and wait for all of them."""
         if self.control is None:
             raise AssertionError("ranks that swap messages have a control group")
         messages = [self.control.recv([data], peer, self._tag) for peer, data in into.items()]
@@ -475,9 +408,7 @@ class Team:
 def _close_gloo(group: ProcessGroup) -> None:
     """Close the connections of a gloo group, so that every wait in it ends with an error.
 
-    gloo's `abort` does nothing (torch 2.11 to 2.15). But a receive that times out closes the connections. So this asks
-    each rank for a message that nobody sends. It asks all of them: on a connection that is closed already the receive
-    fails at once, and leaves the other connections open.
+    So this asks each rank for a message that nobody sends.
     """
     nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
     for peer in {*range(group.size())} - {group.rank()}:

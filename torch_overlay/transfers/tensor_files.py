@@ -88,14 +88,7 @@ class File(NamedTuple):
     digest: str
 
     def check(self, now: os.stat_result) -> None:
-        """Check that the file is as it was when its header was read.
-
-        Args:
-            now: the file's status.
-
-        Raises:
-            RuntimeError: its size or its time of writing has changed.
-        """
+        """Check that the file is as it was when its header was read."""
         if (now.st_size, now.st_mtime_ns) != (self.size, self.time):
             how = f"has {now.st_size} bytes and had {self.size}" if now.st_size != self.size else "was written again"
             raise RuntimeError(f"{self.path} {how} since its header was read. Make another checkpoint() of the folder")
@@ -119,14 +112,7 @@ class Files(NamedTuple):
         return sentences
 
     def as_data(self, names_for: Callable[[str], Sequence[str]]) -> dict[str, Any]:
-        """Return the headers as JSON-compatible data, which all ranks get and compare.
-
-        Args:
-            names_for: returns, for the name of a tensor in the checkpoint, its names in the target.
-
-        Raises:
-            ValueError: two tensors get one name.
-        """
+        """Return the headers as JSON-compatible data, which all ranks get and compare."""
         rows, seen = [], set[str]()
         for entry in self.entries:
             names = [*names_for(entry.name)]
@@ -161,12 +147,7 @@ class Checkpoint:
 
 
 def _read_folder(folder: str) -> Files:
-    """Read the headers of all files of a folder, and compare them with its index.
-
-    Raises:
-        ValueError: the folder, the index or a file is missing or malformed, a tensor is in two files, or the index
-            contradicts the files.
-    """
+    """Read the headers of all files of a folder, and compare them with its index."""
     files, entries, where = list[File](), list[Entry](), dict[str, str]()
     names, index = _names(folder)
     for number, name in enumerate(names):
@@ -185,12 +166,7 @@ def _read_folder(folder: str) -> Files:
 
 
 def _names(folder: str) -> tuple[list[str], dict[str, str]]:
-    """Return the names of a folder's files. If it has an index, also the file of each tensor; else an empty dict.
-
-    Raises:
-        ValueError: the folder can't be read or has no such files; or its index is malformed, or names a file that isn't
-            there or is outside of the folder.
-    """
+    """Return the names of a folder's files. If it has an index, also the file of each tensor; else an empty dict."""
     try:
         listed = os.listdir(folder)
     except OSError as error:
@@ -221,11 +197,7 @@ def _names(folder: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of the pairs of a JSON object.
-
-    Raises:
-        ValueError: a key stands twice; Python would keep the last value.
-    """
+    """Make a dict of the pairs of a JSON object."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -241,15 +213,7 @@ def _reason(error: Exception) -> str:
 
 
 def _read_file(folder: str, name: str, number: int) -> tuple[File, list[Entry]]:
-    """Read the header of a file. Returns the file, and its tensors in the order of their bytes.
-
-    Args:
-        number: of the file, which its tensors get.
-
-    Raises:
-        ValueError: the file is missing or no safetensors file, or its tensors overlap or leave gaps. Names the file,
-            and the tensor.
-    """
+    """Read the header of a file. Returns the file, and its tensors in the order of their bytes."""
     path = os.path.join(folder, name)
     try:
         with open(path, "rb") as stream:
@@ -284,16 +248,7 @@ def _read_file(folder: str, name: str, number: int) -> tuple[File, list[Entry]]:
 
 
 def _entry(name: str, row: Any, file: int, begin: int) -> Entry:
-    """Make an `Entry` of a tensor's row in a header.
-
-    Args:
-        row: the row, of any form.
-        file: the number of the file.
-        begin: the position in the file of the first byte after the header, from which offsets count.
-
-    Raises:
-        ValueError: the row isn't a tensor of safetensors, torch has no such type, or its offsets contradict its shape.
-    """
+    """Make an `Entry` of a tensor's row in a header."""
     try:
         kind, shape, (first, last) = row["dtype"], row["shape"], row["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:

@@ -50,16 +50,7 @@ class TensorMove(NamedTuple):
 
 
 def moves_of(tensors: Sequence[Tensor], gone: frozenset[int], relays: Mapping[str, Relay]) -> list[TensorMove]:
-    """List the moves of these tensors, those of one tensor together; the same list on every rank.
-
-    Args:
-        gone: ranks that have left and send nothing.
-        relays: by name, how a tensor is passed on; its moves are then those of the first hop.
-
-    Raises:
-        ValueError: the pieces of a source, without those of ranks that are gone, don't cover their tensor. Names the
-            tensors.
-    """
+    """List the moves of these tensors, those of one tensor together; the same list on every rank."""
     ranks_of_mesh: dict[Any, Ranks] = {}
     moves, problems = [], []
     for tensor in tensors:
@@ -80,17 +71,7 @@ def moves_of(tensors: Sequence[Tensor], gone: frozenset[int], relays: Mapping[st
 def moves_from_planners(
     moves: Sequence[TensorMove], answers: Answers, pieces: Sequence[Mapping[str, Sharding]], beside: Others, rank: int
 ) -> list[TensorMove]:
-    """List the moves of a rank that asked planners. It knows the moves in which it has a part, and those of meshes.
-
-    Args:
-        moves: those of tensors that no rank has in pieces; the same on every rank.
-        answers: what the planners answered this rank.
-        pieces: for each side, the shardings of the tensors that this rank has in pieces, by name.
-        beside: the tensors that no rank has in pieces.
-
-    Returns:
-        The moves in the order of all ranks: by name, then by the numbers of the pieces.
-    """
+    """List the moves of a rank that asked planners. It knows the moves in which it has a part, and those of meshes."""
     planned = answers.moves(pieces, beside.shardings, rank)
     own = [TensorMove(tensor, numbers, move) for tensor, pairs in planned for numbers, move in pairs]
     return sorted([*moves, *own], key=lambda each: (each.tensor.name, each.numbers))
@@ -99,18 +80,7 @@ def moves_from_planners(
 def moves_of_checkpoint(
     tensors: Sequence[Tensor], contents: Contents, room: int, rank: int, hosts: Mapping[int, str] | None
 ) -> tuple[list[TensorMove], dict[str, Relay]]:
-    """List the moves from a checkpoint, those of a round together; the same on every rank, except for `local`.
-
-    Args:
-        tensors: those that are moved, the same on every rank.
-        contents: the checkpoint.
-        room: the bytes that a reader reads in a round.
-        rank: this one.
-        hosts: the name of each rank's machine, for ranks that gave `host=`; None without `relay`.
-
-    Returns:
-        The moves, and by name how tensors are passed on.
-    """
+    """List the moves from a checkpoint, those of a round together; the same on every rank, except for `local`."""
     shares = contents.shares({tensor.name: tensor.target for tensor in tensors}, room)
     relays = {} if hosts is None else relays_of(_as_read(tensors, contents, contents.read_boxes(shares)), hosts)
     # One tensor of the checkpoint may go to several targets, as tied weights do. It is read once.
@@ -148,13 +118,8 @@ def moves_of_checkpoint(
 def _as_read(
     tensors: Iterable[Tensor], contents: Contents, boxes: Mapping[int, Mapping[int, Sequence[Box]]]
 ) -> list[Tensor]:
-    """Return the tensors of a checkpoint with the boxes that each reader reads, in any round, as the source's pieces.
-
-    A relay is planned once for a tensor, whatever the rounds in which its parts are read.
-
-    Args:
-        boxes: by number of the checkpoint's entry and by the reader's rank.
-    """
+    """Return the tensors of a checkpoint with the boxes that each reader reads, in any round, as the source's
+    pieces."""
     as_read = []
     for tensor in tensors:
         by_reader = boxes.get(contents.numbers[tensor.name], {})
@@ -171,12 +136,7 @@ def _pieced(source: Sharding, target: Sharding, gone: frozenset[int], relay: Rel
 
 
 def _mesh_move(tensor: Tensor, ranks_of_mesh: dict[Any, Ranks]) -> Move:
-    """Plan a tensor that lies on a mesh on both sides.
-
-    Args:
-        ranks_of_mesh: the ranks of the meshes seen so far; this function adds to it. Moves that share one object
-            compare faster.
-    """
+    """Plan a tensor that lies on a mesh on both sides."""
     sides = []
     for sharding in tensor.sides:
         key = sharding.ranks, sharding.regions.sizes
@@ -187,14 +147,7 @@ def _mesh_move(tensor: Tensor, ranks_of_mesh: dict[Any, Ranks]) -> Move:
 
 
 def check_nothing_is_lost(moves: Sequence[TensorMove], gone: frozenset[int], verdict: Verdict | None) -> None:
-    """Check that ranks that are gone have no target, and that others have all elements of their sources.
-
-    Args:
-        verdict: what planners say of tensors in pieces; None if nobody asked planners.
-
-    Raises:
-        ValueError: on all ranks, with the names of the tensors for which this isn't so.
-    """
+    """Check that ranks that are gone have no target, and that others have all elements of their sources."""
     lost, wanted = (set[str](), set[str]()) if verdict is None else ({*verdict.lost}, {*verdict.wanted})
     for tensor, _, move, *_ in moves:
         if not gone.isdisjoint(tensor.source.ranks) and move.lost(gone):

@@ -41,16 +41,7 @@ def most_listed(place: Place | None, ranks: int) -> int | None:
 
 def meeting_of(group: ProcessGroup | Sequence[int] | Place | None, gone: frozenset[int]) -> Meeting:
     """Return the next meeting of the ranks that make a Transfer, without those that are gone. All of them have to call
-    this in one order, since meetings are counted.
-
-    Args:
-        group: as `Transfer` has it.
-
-    Raises:
-        ValueError: the group has a rank that is gone or can't exist, or doesn't have this rank.
-        TypeError: the group is neither a process group, nor a list of ranks, nor a place.
-        RuntimeError: the place is closed.
-    """
+    this in one order, since meetings are counted."""
     if isinstance(group, Place):
         return group.meeting("A Transfer", [rank for rank in range(group.size) if rank not in gone])
     if gone and group is None:
@@ -71,15 +62,7 @@ def common_of(place: Place | None) -> Common:
 
 
 def new_control_group(place: Place | None, ranks: Sequence[int], name: str, meeting: Meeting) -> ProcessGroup | None:
-    """Make a gloo group over these ranks, for their control messages. Collective over them.
-
-    Args:
-        name: the group's, where a place makes it; c10d names the groups of a world.
-        meeting: of the ranks that call this.
-
-    Returns:
-        The group; None on a rank outside.
-    """
+    """Make a gloo group over these ranks, for their control messages. Collective over them."""
     if place is not None:
         return place.new_group(ranks, "cpu", name)
     return new_group(ranks, meeting.ranks, max(meeting.timeout, CONNECT), "gloo")
@@ -109,22 +92,14 @@ class TransferGroup:
 
     @property
     def member(self) -> Team:
-        """The team of a rank that takes part.
-
-        Raises:
-            AssertionError: `make` wasn't called yet.
-        """
+        """The team of a rank that takes part."""
         if self.team is None:
             raise AssertionError("a rank that takes part is in the group")
         return self.team
 
     def start_watch(self, meeting: Meeting) -> None:
         """Watch this rank's waits from now on. Sets `watch`, unless there is one rank, or the backend is one that never
-        waits.
-
-        Args:
-            meeting: of the ranks that make the Transfer. Its name begins the keys in the store.
-        """
+        waits."""
         # A transfer on one rank waits for nobody, and has no watch.
         if len(self.ranks) > 1 and not is_fake(self._place):
             common = common_of(self._place)
@@ -144,11 +119,6 @@ class TransferGroup:
 
         If the group isn't gloo's and the watch was started before, a control group is made beside it; none is where all
         ranks of the world must make each group.
-
-        Raises:
-            RuntimeError: the world must make the group, and some of its ranks don't take part. Or a rank didn't come in
-                time.
-            ValueError: the ranks met at a place, and it has no backend for these tensors.
         """
         if self._place is not None:
             team = self._place.team(self.ranks, self._device_type)
@@ -169,15 +139,7 @@ class TransferGroup:
         self.team = team
 
     def enter(self, text: str, waits: bool) -> None:
-        """Tell the watch that the next step of this rank begins. Does nothing without a watch.
-
-        Args:
-            text: the step, in words.
-            waits: True if the rank waits for other ranks in it.
-
-        Raises:
-            RuntimeError: the watch has closed the connections, since another rank failed or the timeout is over.
-        """
+        """Tell the watch that the next step of this rank begins. Does nothing without a watch."""
         if self.watch is not None:
             self.watch.enter(text, waits)
 

@@ -73,11 +73,7 @@ def budget_of_checkpoint(needed: int) -> int:
 
 
 def flow_of(agreement: Agreement) -> Flow:
-    """Compute what all ranks send to one another.
-
-    Raises:
-        ValueError: planners planned, and told each rank its own part only.
-    """
+    """Compute what all ranks send to one another."""
     if agreement.verdict is not None:
         raise ValueError(
             f"No rank knows what all ranks of a Transfer of more than {LISTED} pieces send to one another. Its "
@@ -127,19 +123,7 @@ class Plans:
         is_snapshot: bool = False,
     ) -> None:
         """Plan a run that moves these names, and keep the plan in `by_names`. The first plan is that of all names, and
-        sets `count` and `traffic`. Collective over the team: ranks agree on how many exchanges there are.
-
-        Args:
-            names: None stands for all names.
-            indices: of their moves.
-            sources: this rank's local tensors, by index of the move.
-            shared: which of its tensors share memory. A source that a run would overwrite is copied before, and leaves
-                less of the budget for buffers.
-            is_snapshot: True if this run copies all of its sources.
-
-        Raises:
-            BudgetTooSmall: on all ranks, if it is for some rank.
-        """
+        sets `count` and `traffic`. Collective over the team: ranks agree on how many exchanges there are."""
         self._group.enter("planning", False)
         contents, budget = self._agreement.contents, self._agreement.budget
         # A checkpoint is read into buffers, which no target overlaps. So nothing is copied before.
@@ -172,15 +156,7 @@ class Plans:
         traffic: Traffic,
         room: Room,
     ) -> None:
-        """Add the plan that begins with `first`, and goes on with the hops of a relay, if there is one. Collective.
-
-        Args:
-            traffic: of `first`.
-            room: for the buffers of each hop.
-
-        Raises:
-            BudgetTooSmall: on all ranks, if that is too little for some rank.
-        """
+        """Add the plan that begins with `first`, and goes on with the hops of a relay, if there is one. Collective."""
         hops, count = [], first.count
         for whole_hop in self._agreement.hops:
             hop = whole_hop.part(indices)
@@ -195,18 +171,7 @@ class Plans:
         self.by_names[names] = Plan(indices, Relayed(first, hops) if hops else first)
 
     def _exchanges(self, schedule: Schedule, wires: list[torch.dtype | None], room: Room) -> tuple[Exchanges, Traffic]:
-        """Make the exchanges of a schedule. Collective.
-
-        Args:
-            wires: for each move the dtype in which its tensor travels; None if its dtype doesn't change.
-            room: for their buffers.
-
-        Returns:
-            The exchanges, and what each rank sends and gets in them.
-
-        Raises:
-            BudgetTooSmall: on all ranks, if that is too little for some rank.
-        """
+        """Make the exchanges of a schedule. Collective."""
         member = self._group.member
         # A message of changes is packed while the whole message, from which it is made, is still there.
         for_whole, why = room.size, [room.why]
@@ -243,17 +208,7 @@ class Plans:
         return [tensor.wire if tensor.wire != getattr(torch, tensor.target.dtype) else None for tensor in tensors]
 
     def _rounds(self, indices: Sequence[int], contents: Contents, room: Room) -> tuple[Rounds, Traffic]:
-        """Make the rounds of a checkpoint, each with exchanges of its own. Collective.
-
-        Args:
-            room: for the buffers of each round.
-
-        Returns:
-            The rounds, and what each rank sends and gets in all of them.
-
-        Raises:
-            BudgetTooSmall: on all ranks, if it is for some rank.
-        """
+        """Make the rounds of a checkpoint, each with exchanges of its own. Collective."""
         by_round: dict[int, list[int]] = {}
         for place, index in enumerate(indices):
             by_round.setdefault(self._agreement.moves[index].round, []).append(place)

@@ -22,12 +22,6 @@ Placements = tuple[Placement, ...]
 def leaves(tree: Any, is_leaf: Callable[[Any], bool] = lambda part: False) -> dict[str, Any]:
     """Collect the leaves of a tree by name. A name joins the keys and positions on the way to the leaf by dots.
 
-    Args:
-        is_leaf: True for a dict, list or tuple that is to be taken as one leaf. Anything else is always a leaf.
-
-    Raises:
-        ValueError: two leaves have one name.
-
     >>> leaves({"layers": [{"weight": 1}, {"weight": 2}], "step": 3})
     {'layers.0.weight': 1, 'layers.1.weight': 2, 'step': 3}
     """
@@ -44,10 +38,6 @@ def leaves(tree: Any, is_leaf: Callable[[Any], bool] = lambda part: False) -> di
 def mapped(function: Callable[[str, Any], Any], tree: Any, path: str = "") -> Any:
     """Build a tree of the same form and types whose leaves are `function(name, leaf)`.
 
-    Args:
-        function: takes the name of a leaf, as `leaves` gives it, and the leaf.
-        path: the name of the tree itself, if it is a part of a larger one.
-
     >>> mapped(lambda name, leaf: f"{name}={leaf}", ({"a": 1}, [2]))
     ({'a': '0.a=1'}, ['1.0=2'])
     """
@@ -62,10 +52,7 @@ def mapped(function: Callable[[str, Any], Any], tree: Any, path: str = "") -> An
 
 
 def _with_values(tree: dict[Any, Any], values: dict[Any, Any]) -> Any:
-    """Copy a dict of a subclass, such as OrderedDict, and set other values under its keys.
-
-    A copy keeps what the constructor can't be given in general, for instance a defaultdict's factory.
-    """
+    """Copy a dict of a subclass, such as OrderedDict, and set other values under its keys."""
     copied = tree.copy()
     for key, value in values.items():
         copied[key] = value
@@ -96,16 +83,8 @@ def _below(path: str, key: object) -> str:
 
 
 def names_for(path: str, names: Any, may_skip: bool = False) -> Sequence[str]:
-    """Return the names of the target that belong to a path of the source. Empty if `names` gives None for it, and may.
-
-    Args:
-        path: as `leaves` gives it.
-        names: what the user gave as `names=`: a function, a mapping of the paths that differ, or None.
-        may_skip: True if `names` may give None, for a path that has no name in the target.
-
-    Raises:
-        TypeError: `names` gives something else than a name or a tuple of names.
-    """
+    """Return the names of the target that belong to a path of the source. Empty if `names` gives None for it, and
+    may."""
     called = path if names is None else names(path) if callable(names) else names.get(path, path)
     if may_skip and called is None:
         return ()
@@ -118,22 +97,7 @@ def names_for(path: str, names: Any, may_skip: bool = False) -> Sequence[str]:
 def target_placements(
     tensors: dict[str, DTensor], placements: Any, mesh: DeviceMesh | None
 ) -> dict[str, tuple[DeviceMesh, Placements]]:
-    """Return the mesh and the placements that each tensor is to have, for `redistribute`.
-
-    Args:
-        tensors: by name.
-        placements: one placement for all axes; one for each axis; a function of a name and a tensor that returns one of
-            these; or a tree of them with the tensors' names.
-        mesh: for all tensors; None if each stays on its own mesh.
-
-    Returns:
-        By name; dims in the placements count from the start.
-
-    Raises:
-        ValueError: a tensor has no placements, another number of them than its mesh has axes, or not the dim that one
-            of them shards.
-        TypeError: `placements` gives something else.
-    """
+    """Return the mesh and the placements that each tensor is to have, for `redistribute`."""
     placements_of = _placements_function(placements)
     targets = {}
     for name, tensor in tensors.items():
@@ -148,8 +112,7 @@ def target_placements(
 
 
 def _placements_function(placements: Any) -> Callable[[str, DTensor], Any]:
-    """Make one function of the three forms of `placements=`. It takes a name and a tensor, and returns what the user
-    gave for them, unchecked; it raises a ValueError if a tree has nothing under the name."""
+    """Make one function of the three forms of `placements=`."""
     if isinstance(placements, Placement) or _are_placements(placements):
         return lambda name, tensor: placements
     if callable(placements):
@@ -157,11 +120,7 @@ def _placements_function(placements: Any) -> Callable[[str, DTensor], Any]:
     tree = leaves(placements, lambda leaf: _are_placements(leaf))
 
     def from_tree(name: str, tensor: DTensor) -> Any:
-        """Return what the tree has under a name.
-
-        Raises:
-            ValueError: it has nothing there.
-        """
+        """Return what the tree has under a name."""
         if name not in tree:
             raise ValueError(f"placements: the tree has none for {name!r}")
         return tree[name]
@@ -175,11 +134,7 @@ def _are_placements(given: Any) -> bool:
 
 
 def _with_dim_from_start(name: str, tensor: DTensor, placement: Placement) -> Placement:
-    """Return the placement with a dim that isn't negative. Placements other than `Shard` are returned as they are.
-
-    Raises:
-        ValueError: the tensor has no such dim.
-    """
+    """Return the placement with a dim that isn't negative."""
     if type(placement) is not Shard:
         return placement
     if not -tensor.ndim <= placement.dim < tensor.ndim:

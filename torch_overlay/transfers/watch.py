@@ -69,11 +69,7 @@ def ask_aside(ask: Callable[[], Any]) -> Future[Any]:
 
 
 def in_time(ask: Callable[[], Any], seconds: float) -> Any:
-    """Call `ask` on a thread of its own, and wait for its result for at most `seconds`.
-
-    Raises:
-        FutureTimeout: it didn't return in time. Or whatever `ask` raises.
-    """
+    """Call `ask` on a thread of its own, and wait for its result for at most `seconds`."""
     return ask_aside(ask).result(seconds)
 
 
@@ -170,20 +166,8 @@ class Watch:
         return position._replace(seconds=time.monotonic() - since)
 
     def begin(self, text: str, waits: bool = False) -> bool:
-        """Note that this rank begins its next run. If the connections were closed since the last run, this first finds
-        out why, which takes a few seconds.
-
-        Args:
-            text: the first step, in words.
-            waits: True if the rank waits for other ranks in it.
-
-        Returns:
-            True if the run has begun. False if this very run failed on other ranks before this one came to it; `said`
-            says how.
-
-        Raises:
-            TransferFailed: the transfer failed before, in a run that this rank began. Says how.
-        """
+        """Note that this rank begins its next run. If the connections were closed since the last run, this first
+        finds out why, which takes a few seconds."""
         run = self._at[0].run + 1
         if self.said is None and self.is_cut:
             self.said = self._learn(None)
@@ -201,15 +185,7 @@ class Watch:
         return f"{self.said} Close it, and make another one{gone}."
 
     def enter(self, text: str, waits: bool = False) -> None:
-        """Note that this rank begins the next step of its run.
-
-        Args:
-            text: the step, in words.
-            waits: True if the rank waits for other ranks in it.
-
-        Raises:
-            RuntimeError: the connections are closed, since another rank failed or the timeout is over.
-        """
+        """Note that this rank begins the next step of its run."""
         if self.is_cut:
             raise RuntimeError("the connections of this Transfer were closed")
         position = self._at[0]
@@ -232,14 +208,6 @@ class Watch:
 
         Waits up to ANSWER seconds for the answers of ranks, and up to FIRST + STORE seconds more for a store that
         doesn't answer.
-
-        Args:
-            error: of this rank.
-            is_own: True if this rank failed, False if it waited for others.
-
-        Returns:
-            What to raise on all ranks, in words: the run, the step, and the missing ranks or the error. It is also kept
-            in `said`; ranks that are gone are in `gone`.
         """
         position = self.position
         failure = Failure(
@@ -249,12 +217,7 @@ class Watch:
         return self.said
 
     def _learn(self, own: Failure | None) -> str:
-        """Find out how the transfer failed, and return it in words. Closes the connections. If the store doesn't
-        answer, say what this rank alone knows. Raises nothing of the store's.
-
-        Args:
-            own: the failure of this rank; None if another rank's failure closed the connections.
-        """
+        """Find out how the transfer failed, and return it in words."""
         heard = threading.Event()
         found = ask_aside(lambda: self._find_missing(own, heard))
         found.add_done_callback(lambda _: heard.set())  # a store that is gone raises at once
@@ -272,19 +235,7 @@ class Watch:
         return f"run {self.position.run}, {self.position.text}: {who}."
 
     def _find_missing(self, own: Failure | None, heard: threading.Event) -> dict[str, Any]:
-        """Agree with all ranks on which failure was the first, and on who is missing. Closes the connections.
-
-        Args:
-            own: the failure of this rank; None if another rank's failure closed the connections.
-            heard: set once the store has answered a request.
-
-        Returns:
-            Under "failure" the first one; under "missing" what `_missing` returns. `compare_set` makes the first rank
-            to write decide for all.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
+        """Agree with all ranks on which failure was the first, and on who is missing."""
         store = self._store
         if own is not None:
             self._count_failure()
@@ -308,16 +259,7 @@ class Watch:
         return {"failure": failure, "missing": missing}
 
     def _missing(self, failure: Failure, answers: dict[int, Position]) -> list[list[Any]]:
-        """Find the ranks for which others wait.
-
-        Args:
-            failure: the first one, or a question of this rank.
-            answers: where the ranks are that answered.
-
-        Returns:
-            For each such rank, ascending: the rank, what it does in words, None if it doesn't answer, and whether it is
-            gone. Empty if nobody is missing.
-        """
+        """Find the ranks for which others wait."""
         absent: list[list[Any]] = [[rank, None, True] for rank in self.ranks if rank not in answers]
         left = [
             [rank, at.in_words, at.text == ENDED]
@@ -382,12 +324,7 @@ class Watch:
             self.cut()
 
     def listen(self) -> None:
-        """Answer the calls of other ranks, and close the connections if one of them failed. Called by the listener.
-
-        Raises:
-            RuntimeError: the store doesn't answer any more. Later calls do nothing; a rank that waits finds out by its
-                own timeout.
-        """
+        """Answer the calls of other ranks, and close the connections if one of them failed. Called by the listener."""
         try:
             while self._can_listen and self._store.check([f"call {self._heard + 1}"]):
                 self._heard += 1
@@ -404,8 +341,7 @@ class Watch:
         self._store.set(f"answer {number} {self.rank}", json.dumps(position))
 
     def _answers(self, number: int, seconds: float) -> dict[int, Position]:
-        """Wait up to `seconds` for answers to a call. Returns the positions of the ranks that answered, and for a rank
-        that has closed the transfer the position in which it did. Other ranks are left out."""
+        """Wait up to `seconds` for answers to a call. Other ranks are left out."""
         until = time.monotonic() + seconds
         awaited = [*self.ranks]
         if self._store.add("closed", 0):  # else one request for all of them
@@ -421,11 +357,8 @@ class Watch:
         return positions
 
     def waited_for(self) -> list[int]:
-        """Ask all ranks where they are, and return those for which this rank waits. Takes up to twice LISTEN seconds.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
+        """Ask all ranks where they are, and return those for which this rank waits. Takes up to twice LISTEN
+        seconds."""
         store, position = self._store, self.position
         number = store.add("calls", 1)
         store.set(f"call {number}", "question")
@@ -435,12 +368,8 @@ class Watch:
 
     def close(self, why: str = CLOSED) -> None:
         """Stop watching. The other ranks find in the store how far this rank came, and why it left; the last one to
-        close deletes the transfer's keys. Waits for the store for at most twice LISTEN seconds, and raises nothing if
-        it is gone.
-
-        Args:
-            why: CLOSED or ENDED.
-        """
+        close deletes the transfer's keys. Waits for the store for at most twice LISTEN seconds, and raises nothing
+        if it is gone."""
         _threads.discard(self)
         try:
             in_time(lambda: self._leave(why), 2 * LISTEN)
@@ -448,8 +377,7 @@ class Watch:
             pass  # the store is gone, or the interpreter ends: the others see that this rank doesn't answer
 
     def _leave(self, why: str) -> None:
-        """Write into the store how far this rank came, and why it leaves. The last rank to leave deletes all keys of
-        the transfer."""
+        """Write into the store how far this rank came, and why it leaves."""
         store = self._store
         store.set(f"closed {self.rank}", json.dumps(self.position._replace(waits=False, text=why)))
         if store.add("closed", 1) < len(self.ranks):
@@ -513,8 +441,7 @@ class _Threads:
         self.__init__()  # type: ignore[misc]
 
     def _loop(self, check: Callable[[Watch], None], seconds: float, ended: threading.Event) -> None:
-        """Call `check` for each watch every `seconds`, until `ended` is set or no watch is left. Errors are logged.
-        Runs on a thread."""
+        """Call `check` for each watch every `seconds`, until `ended` is set or no watch is left. Runs on a thread."""
         while not ended.wait(seconds):
             with self._lock:
                 watches = [*self.watches]
@@ -560,12 +487,7 @@ def under_way() -> tuple[str, ...]:
 
 
 def _in_words(ranks: Sequence[int], position: Position, asked: Future[list[int]] | None, until: float) -> str:
-    """Describe a transfer that is in a run.
-
-    Args:
-        asked: the ranks for which it waits, once they are known; None if nobody asked.
-        until: on the monotonic clock, how long to wait for `asked`.
-    """
+    """Describe a transfer that is in a run."""
     run = f"run {position.run}" if position.run else "making it"
     said = f"Transfer over {of_ranks(ranks)}: {run}, {position.text}, for {position.seconds:.0f} s"
     if asked is None:

@@ -18,12 +18,7 @@ Override = tuple[str | None, Any]  # (backend, options) of one axis
 
 
 def read_sizes(mesh_shape: Any) -> tuple[int, ...]:
-    """The sizes of the axes of a new mesh.
-
-    Raises:
-        TypeError: ``mesh_shape`` can't be iterated.
-        ValueError: a size is no int of at least 1.
-    """
+    """The sizes of the axes of a new mesh."""
     sizes = tuple(mesh_shape)
     if any(not isinstance(size, int) or size < 1 for size in sizes):
         raise ValueError(
@@ -37,11 +32,7 @@ def read_overrides(
     overrides: tuple[Override, ...] | None, ndim: int
 ) -> tuple[Override, ...]:
     """One (backend, options) for each axis; a pair of None for each if ``overrides`` is
-    None.
-
-    Raises:
-        ValueError: there are more or fewer of them than axes.
-    """
+    None."""
     if overrides is None:
         return ((None, None),) * ndim
     # Only the private constructor argument comes here; init_device_mesh turns a dict
@@ -57,13 +48,7 @@ def read_overrides(
 
 def read_names(names: Any, ndim: int) -> tuple[str, ...] | None:
     """The names of the axes; None if there are none. Names are usually strings, but
-    numbers and members of an Enum name axes as well.
-
-    Raises:
-        TypeError: ``names`` can't be iterated.
-        ValueError: there isn't one name for each axis, or a name can't be hashed, so no
-            look-up would ever find it.
-    """
+    numbers and members of an Enum name axes as well."""
     names = tuple(names or ())
     if not names:
         return None
@@ -83,11 +68,7 @@ def read_names(names: Any, ndim: int) -> tuple[str, ...] | None:
 
 
 def check_names(mesh_shape: Any, names: Any) -> None:  # overlay only
-    """Check the names of the axes of a new mesh. None passes.
-
-    Raises:
-        RuntimeError: a name occurs twice, or there isn't one name for each size.
-    """
+    """Check the names of the axes of a new mesh. None passes."""
     if names is None:
         return
     if len(set(names)) != len(names):
@@ -104,11 +85,7 @@ def check_names(mesh_shape: Any, names: Any) -> None:  # overlay only
 
 
 def check_device_type(device_type: str) -> None:  # overlay only
-    """Check the device type of a new mesh.
-
-    Raises:
-        RuntimeError: it has an index, such as cuda:0.
-    """
+    """Check the device type of a new mesh."""
     # A mesh spans many devices. The index is each rank's own.
     if device_type and not device_type.isalpha():
         raise RuntimeError(
@@ -120,15 +97,7 @@ def check_device_type(device_type: str) -> None:  # overlay only
 
 def _read_override(value: Any, dim: Any) -> Override:
     """One (backend, options) from a value of ``backend_override``. None stands for what
-    the value doesn't say.
-
-    Args:
-        value: a backend, its options, a pair of both, or None.
-        dim: the key of the value, for the message.
-
-    Raises:
-        TypeError: the value is something else.
-    """
+    the value doesn't say."""
     if isinstance(value, str):
         return value, None
     if value is None or isinstance(value, Backend.Options):
@@ -151,12 +120,7 @@ def normalize_overrides(
     overrides: Mapping[Any, Any], ndim: int, mesh_dim_names: Sequence[str] | None
 ) -> tuple[Override, ...]:
     """One (backend, options) for each axis, from a dict by number or name. An axis that
-    isn't in the dict gets a pair of None.
-
-    Raises:
-        RuntimeError: an axis is given by number and by name, or a key is no axis.
-        TypeError: a value is neither a backend nor options, nor a pair of both.
-    """
+    isn't in the dict gets a pair of None."""
     names = tuple(mesh_dim_names or ())
     result: list[Override] = []
     for dim in range(ndim):

@@ -25,12 +25,8 @@ T = TypeVar("T")
 
 
 def _by_name(mesh: DeviceMesh, values: Sequence[T]) -> dict[str, T]:
-    """One value for each axis, by name. If two axes have one name, the first counts, as
-    in `_get_mesh_dim_by_name`. Empty if the axes have no names.
-
-    Args:
-        values: one for each axis of the mesh, in order.
-    """
+    """One value for each axis, by name. If two axes have one name, the first counts,
+    as in `_get_mesh_dim_by_name`. Empty if the axes have no names."""
     value_of: dict[str, T] = {}
     # No strict: a mesh without names has values and no names.
     for name, value in zip(mesh._mesh_dim_names or (), values):
@@ -39,13 +35,8 @@ def _by_name(mesh: DeviceMesh, values: Sequence[T]) -> dict[str, T]:
 
 
 def select(mesh: DeviceMesh, names: Names) -> _MeshLayout:
-    """The layouts of the axes of these names, in the order given. A name means an axis
-    of the mesh, or else the flattened view of that name.
-
-    Raises:
-        KeyError: neither the mesh nor a flattened view has the name. The message lists
-            the valid ones.
-    """
+    """The layouts of the axes of these names, in the order given. A name means an
+    axis of the mesh, or else the flattened view of that name."""
     axis_of = _by_name(mesh, view_of(mesh).layout.axes)
     flattened = shared_state(mesh).flattened
     if not all(name in axis_of or name in flattened for name in names):
@@ -62,13 +53,8 @@ def select(mesh: DeviceMesh, names: Names) -> _MeshLayout:
 
 
 def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
-    """The layouts of the axes of these names, for a slice. They must be in order: from
-    outer to inner ones, or as in the mesh.
-
-    Raises:
-        KeyError: they are in another order, or there is no such name.
-        RuntimeError: two of the axes share ranks.
-    """
+    """The layouts of the axes of these names, for a slice. They must be in order:
+    from outer to inner ones, or as in the mesh."""
     layout = select(mesh, names)
     joint = layout.collapse()
     mesh_names = mesh._mesh_dim_names or ()
@@ -91,18 +77,7 @@ def cut_axis(
     mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names
 ) -> tuple[_MeshLayout, list[str]]:
     """Unflatten one axis. Returns the layouts of the new axes only, and the names of
-    all axes of the resulting mesh. The mesh isn't changed.
-
-    Args:
-        dim: the number of the axis, from 0 on.
-        sizes: of the new axes.
-        names: of the new axes.
-
-    Raises:
-        ValueError: the sizes don't multiply to the size of the axis, a size is no int
-            of at least 1, another axis has one of the names, or the other axes have no
-            names.
-    """
+    all axes of the resulting mesh. The mesh isn't changed."""
     axis = view_of(mesh).layout.axes[dim]
     if math.prod(sizes) != axis.numel():
         raise ValueError(
@@ -128,12 +103,8 @@ def cut_axis(
 
 
 def dim_of(mesh: DeviceMesh, dim: int | str) -> int:
-    """The number of an axis that is given by number or name. A number is returned as it
-    is, unchecked.
-
-    Raises:
-        ValueError: the mesh has no axis of this name.
-    """
+    """The number of an axis that is given by number or name. A number is returned as
+    it is, unchecked."""
     if not isinstance(dim, str):
         return dim
     mesh_names = mesh._mesh_dim_names or ()
@@ -146,12 +117,7 @@ def dim_of(mesh: DeviceMesh, dim: int | str) -> int:
 
 
 def is_flattened(root: DeviceMesh, name: str, layout: _MeshLayout) -> bool:
-    """True if the root has a flattened view of this name and layout.
-
-    Raises:
-        ValueError: the name belongs to an axis of the root, or to a flattened view with
-            another layout.
-    """
+    """True if the root has a flattened view of this name and layout."""
     root_names = root._mesh_dim_names or ()
     if name in root_names:
         raise ValueError(
@@ -172,11 +138,8 @@ def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
     """The name of this rank's group on each of the axes that `select` finds for these
     names. [] on a rank outside, None where no backend was set up.
 
-    Call `select` first. It reports an unknown name, which here is a bare KeyError, or
-    isn't noticed where there are no groups.
-
-    Raises:
-        AttributeError: one is a flattened view that was made without groups.
+    Call `select` first. It reports an unknown name, which here is a bare KeyError,
+    or isn't noticed where there are no groups.
     """
     own_groups = group_names(mesh)
     # Also for an unknown name, which `select` reports. [] and None mean different
@@ -192,16 +155,7 @@ def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
 
 
 def side_by_side(meshes: Sequence[DeviceMesh]) -> _MeshLayout:
-    """The layout with all axes of several views over one rank map.
-
-    Args:
-        meshes: at least one.
-
-    Raises:
-        RuntimeError: the meshes have different rank maps, two axes share ranks, or the
-            meshes differ in whether they have names or keep the order of ranks in
-            groups.
-    """
+    """The layout with all axes of several views over one rank map."""
     if any(view_of(mesh).rank_map != view_of(meshes[0]).rank_map for mesh in meshes):
         raise RuntimeError(
             "Cannot concatenate DeviceMeshes derived from different device meshes"
@@ -226,20 +180,7 @@ def start_at(
     mesh: DeviceMesh, shown: Names, axes: _MeshLayout, at: Mapping[str, int]
 ) -> int:
     """The index at which a copy of some axes starts, with the other axes at given
-    coordinates.
-
-    Args:
-        shown: the names of the axes that the copy shows.
-        axes: their layouts, as `select` returns them.
-        at: coordinates on other axes, by name. An axis that isn't named is taken at
-            this rank's own coordinate, or at 0 on a rank outside the mesh.
-
-    Raises:
-        KeyError: the mesh has no axis of a name in ``at``.
-        ValueError: a coordinate is outside its axis, or is given for an axis that is
-            shown; or an axis is shown twice. An axis inside a flattened view counts as
-            shown.
-    """
+    coordinates."""
     axis_of = _by_name(mesh, view_of(mesh).layout.axes)
     unknown = [name for name in at if name not in axis_of]
     if unknown:
@@ -301,13 +242,8 @@ def mark_apart(mesh: DeviceMesh) -> None:
 
 
 def mark_slice(view: DeviceMesh, mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
-    """Copy the private-group tokens of the selected axes to a slice. Returns the slice.
-
-    Args:
-        view: the slice. Its tokens are overwritten.
-        mesh: the mesh that it was cut from.
-        names: of the selected axes, or of flattened views.
-    """
+    """Copy the private-group tokens of the selected axes to a slice. Returns the
+    slice."""
     mesh_names, flattened = mesh._mesh_dim_names or (), shared_state(mesh).flattened
     _store_tokens(
         view,

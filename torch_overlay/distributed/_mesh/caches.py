@@ -43,12 +43,7 @@ def is_traced() -> bool:
 def traced_view(mesh: DeviceMesh, method: str, *arguments: Any) -> DeviceMesh:
     """The view that ``method`` of the mesh returns, as an input of the graph. It is
     made once, when the code is compiled. Call it only while dynamo traces, see
-    `is_traced`.
-
-    Args:
-        method: the name of a method of the mesh that returns a mesh.
-        arguments: of the method.
-    """
+    `is_traced`."""
     name = mesh._trace_view(method, *map(_with_fixed_numbers, arguments))
     return getattr(mesh._get_root_mesh()._traced_views, name)
 
@@ -79,12 +74,7 @@ def _with_fixed_numbers(argument: Any) -> Any:
 def keep_view(mesh: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> str:
     """Make a view for compiled code and keep it with the universe, unless it is kept
     already. Returns its attribute name in `_traced_views`. Collective if the method
-    makes groups, and raises what the method raises.
-
-    Args:
-        method: the name of a method of the mesh that returns a mesh.
-        arguments: of the method.
-    """
+    makes groups, and raises what the method raises."""
     traced = shared_state(mesh).traced
     description = (
         f"{method}{_argument_text(arguments)} of {mesh._stable_hash()} on "
@@ -175,9 +165,6 @@ def forget_shardings(_: None = None) -> None:
     Two of them, in C++ and in the propagator, exist once for each thread, and only this
     thread's are emptied. Those of other threads may stay: their results are checked by
     `as_good_as`.
-
-    Args:
-        _: not used.
     """
     # Without DTensor there is nothing to empty, and a program that only builds meshes
     # shouldn't import it.

@@ -61,17 +61,7 @@ def leave_line(describe: Callable[[], str], rank_map: RankMap) -> None:
     """Store one line about the mesh that this rank is about to build, for other ranks
     to read, with those about the meshes before it. If the same line comes again, the
     stored one says how often it came. A failure to store it is ignored. Nothing is
-    stored if there are no other ranks or no store through which they talk.
-
-    Args:
-        describe: returns one readable line, the same on all ranks that build this mesh.
-            Called only if the line is stored.
-        rank_map: of the mesh. Its ranks build their meshes over these ranks in one
-            order, and the line has the number of this one.
-
-    Raises:
-        ValueError: there is no default group.
-    """
+    stored if there are no other ranks or no store through which they talk."""
     default_group = distributed_c10d._get_default_group()
     if not _can_wait(default_group):
         return
@@ -119,11 +109,7 @@ class _Meshes(NamedTuple):
 
     @staticmethod
     def of(lines: str, home: str | None = None) -> _Meshes:
-        """Read what a rank stored.
-
-        Args:
-            home: the ranks whose meshes `by_number` has; None for those of the last.
-        """
+        """Read what a rank stored."""
         entries = [line.split(" ", 2) for line in lines.split("\n")]
         own, number, text = entries[-1]
         home = own if home is None else home
@@ -134,16 +120,7 @@ class _Meshes(NamedTuple):
 @contextlib.contextmanager
 def explained(wait: Callable[[], tuple[str, Sequence[int]]]) -> Iterator[list[str]]:
     """Run a block that waits for other ranks. If it takes longer than `SECONDS`, log
-    once which rank builds what, if they differ.
-
-    Args:
-        wait: returns what other ranks have to do, after "to", and which ranks take
-            part, those that are waited for first. Called only if the block takes long,
-            in another thread.
-
-    Returns:
-        A context manager of a list, which then gets who builds what, in words.
-    """
+    once which rank builds what, if they differ."""
     timer = None
     found: list[str] = []
     with contextlib.suppress(Exception):
@@ -163,19 +140,7 @@ def _start_timer(
 ) -> threading.Timer | None:
     """Start the timer that logs the warning of `explained`, in another thread. It fires
     after `SECONDS`, a little later on higher ranks, unless it is cancelled before. An
-    error in that thread is ignored.
-
-    Args:
-        wait: see `explained`. The timer's thread calls it.
-        found: gets who builds what, if the warning is logged.
-
-    Returns:
-        The running timer. None if the world has no other ranks to wait for, or no store
-        through which all ranks talk.
-
-    Raises:
-        ValueError: there is no default group.
-    """
+    error in that thread is ignored."""
     world = distributed_c10d._get_default_group()
     if not _can_wait(world):
         return None
@@ -260,12 +225,7 @@ def _ranks_with_line(store: Any, ranks: Sequence[int]) -> list[int]:
 
 def _who_builds_what(own: str, ranks_by_lines: dict[str | None, list[int]]) -> str:
     """Which ranks build which mesh, and at which earlier mesh they parted, as
-    sentences. Empty if all came to the same mesh, and none parted before.
-
-    Args:
-        own: the lines of this rank.
-        ranks_by_lines: as `who_builds` returns them, with this rank.
-    """
+    sentences. Empty if all came to the same mesh, and none parted before."""
     here = _Meshes.of(own)
     late: list[int] = []
     by_text: dict[str, list[int]] = defaultdict(list)
@@ -342,18 +302,7 @@ PROCESS = Phrases("run with the same settings", "run")
 
 def check_same_mesh(describe: Callable[[], str]) -> None:
     """Compare the meshes that all ranks of the world are about to build. Collective
-    over the world if the setting ``mesh_check`` is on, else it does nothing.
-
-    Args:
-        describe: returns one readable line with everything that must agree. Called only
-            if the setting is on.
-
-    Raises:
-        RuntimeError: ranks have different lines, or some didn't come within the timeout
-            of the default group. Raised on every rank that came; names the ranks. A
-            DistNetworkError if the store is gone.
-        ValueError: a setting has a wrong value, see `get_settings`.
-    """
+    over the world if the setting ``mesh_check`` is on, else it does nothing."""
     if not get_settings().mesh_check:
         return
     default_group = distributed_c10d._get_default_group()
@@ -393,16 +342,7 @@ def _left_before() -> int:
 
 def _compare(prefix: str, line: str, phrases: Phrases) -> None:
     """Compare one line of each rank through the store. Collective over the world: rank
-    0 reads all lines and stores its verdict, which the others wait for.
-
-    Args:
-        prefix: of the keys in the store; not used by an earlier comparison.
-        line: of this rank.
-        phrases: how an error speaks of what is compared.
-
-    Raises:
-        RuntimeError: the lines differ, or ranks are missing.
-    """
+    0 reads all lines and stores its verdict, which the others wait for."""
     default_group = distributed_c10d._get_default_group()
     store = distributed_c10d._world.pg_map[default_group][1]
     seconds = _timeout_seconds(default_group)
@@ -450,11 +390,7 @@ def _timeout_seconds(world: distributed_c10d.ProcessGroup) -> float:
 
 def _read(store: distributed_c10d.Store, key: str, seconds: float) -> str | None:
     """Return the value at ``key``. Waits for a rank to set it, for this many seconds at
-    most; None if none does.
-
-    Raises:
-        DistNetworkError: the store is gone.
-    """
+    most; None if none does."""
     try:
         # Out of time: read what is there, but wait for no more.
         if seconds <= 0 and not store.check([key]):
@@ -475,17 +411,7 @@ def _verdict(
     phrases: Phrases,
 ) -> str:
     """ "same" if all ranks left the same line, or else a sentence that says which ranks
-    differ or are missing.
-
-    Args:
-        prefix: of the keys in the store.
-        size: the number of ranks.
-        seconds: how long to wait for all lines together.
-        phrases: how the sentence speaks of what is compared.
-
-    Raises:
-        DistNetworkError: the store is gone.
-    """
+    differ or are missing."""
     deadline = time.monotonic() + seconds
     ranks_by_line: dict[str, list[int]] = {}
     missing: list[int] = []

@@ -119,13 +119,6 @@ def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
     is.
 
     A root mesh that is built inside `private_groups` makes its universe private.
-
-    Args:
-        overrides: one (backend, options) for each axis.
-
-    Raises:
-        RuntimeError: a rank didn't take part, or builds another mesh, see `axis_group`
-            and `check_same_mesh`.
     """
     shared = shared_state(mesh)
     if making_private.get() and mesh._root_mesh is None:
@@ -147,15 +140,6 @@ def make_groups(
 
     A view with groups of its own (`is_apart`) stays so: axes that it gets by unflatten
     or flatten don't share groups either.
-
-    Args:
-        mesh: the mesh whose universe the axes are of.
-        names: the names of the axes; None for none.
-        overrides: one (backend, options) for each axis.
-
-    Raises:
-        RuntimeError: a rank didn't take part, or builds another mesh, see `axis_group`
-            and `check_same_mesh`.
     """
     if is_apart(mesh):
         with made_private():
@@ -201,11 +185,7 @@ def _describe(
     overrides: Sequence[Override],
 ) -> str:
     """One line about axes that are about to get groups, for ranks to compare. Of
-    options it only says that there are some.
-
-    Args:
-        layout, names, overrides: of these axes, as in `make_groups`.
-    """
+    options it only says that there are some."""
     rank_map = view_of(mesh).rank_map
     axes = (
         [
@@ -242,11 +222,6 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
 
     Collective: the members call it, where the backend lets members create a group
     alone; else every rank of the world does.
-
-    Raises:
-        RuntimeError: a member didn't take part within the timeout. Or the group was
-            destroyed, where all ranks of the world create it.
-        ValueError: there is no default group, or a setting has a wrong value.
     """
     world = distributed_c10d._get_default_group()
     if _default_serves(world, universe, request):
@@ -329,11 +304,7 @@ def _ranks_to_ask_for(view: View, alone: bool) -> list[list[int]]:
 
 def _group_keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
     """The key of each copy of the axis. The settings decide whether the axis name is
-    part of it, so that only axes of the same name share.
-
-    Args:
-        copies: the ranks of each copy.
-    """
+    part of it, so that only axes of the same name share."""
     policy = get_settings().mesh_share_groups
     # Groups of one rank are always kept apart by name. They cost nothing, and a loop
     # that destroys the group of each axis of a (1, 1) mesh would destroy a shared one
@@ -358,11 +329,7 @@ def _is_never_shared(universe: Universe, request: Request) -> bool:
 
 def _record_override(universe: Universe, request: Request, entry: Entry | None) -> None:
     """Record the backend and options of an axis. A joint group needs axes with equal
-    ones.
-
-    Args:
-        entry: the entry of this rank's group; None on a rank outside.
-    """
+    ones."""
     # A rank outside has no group, but must decide on joint groups as the members do.
     axis = request.name, request.view.layout.axes[0]
     universe.overrides[entry.group_name if entry else axis] = request.override
@@ -382,9 +349,6 @@ def _add_axis_name(entry: Entry, request: Request) -> ProcessGroup | None:
 
     A joint request, which only redistributions make, adds its name, but doesn't set
     `serves_axis`.
-
-    Returns:
-        The group; None on a rank outside it, where no name is recorded.
     """
     group = entry.group
     # A group that serves no axis has no owner who would destroy it, so
@@ -409,17 +373,7 @@ def description(names: Sequence[str]) -> str:
 
 def group_by_name(mesh: DeviceMesh, name: str, mesh_dim: Any, dim: int) -> ProcessGroup:
     """The group of this name. While a graph is traced, it is the value that the graph
-    has for the group.
-
-    Args:
-        mesh_dim: the mesh dim as the caller of get_group gave it: a number, a name or
-            None.
-        dim: the number of this mesh dim.
-
-    Raises:
-        RuntimeError: there is no such group here. The mesh was loaded, and this process
-            has no group over these ranks; or the group was destroyed.
-    """
+    has for the group."""
     traced = (
         None
         if isinstance(mesh_dim, str)
@@ -471,10 +425,6 @@ def prepare(mesh: DeviceMesh) -> None:  # overlay only
     backend doesn't let members create a group alone. A mesh with n axes of more than
     one rank has 2^n - n - 1 such sets. On NCCL a group takes memory from its first
     collective on.
-
-    Raises:
-        RuntimeError: the mesh has no groups, is a private view of a mesh that isn't
-            private, or a member didn't take part within the timeout.
 
     After this call P,P,S0 -> R,R,R takes two collectives:
 
@@ -570,14 +520,7 @@ def _joint_key(
     mesh: DeviceMesh, universe: Universe | None, axes: Sequence[int]
 ) -> tuple[_FlatLayout, Kind] | None:
     """The key of a joint group: its indices in ascending order, and its backend and
-    options. None if the axes have groups of different kinds, which can't be joined.
-
-    Args:
-        axes: the numbers of the axes.
-
-    Raises:
-        ValueError: there is no default group, or an axis is named twice.
-    """
+    options. None if the axes have groups of different kinds, which can't be joined."""
     kinds = {Kind.of(override_of(mesh, universe, axis)) for axis in axes}
     return (
         (view_of(mesh).layout.select(axes).collapse().ascending(), kinds.pop())
@@ -596,12 +539,6 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
 
     All ranks of the mesh get the same group or None: the answer follows from the mesh
     calls of this universe and the settings.
-
-    Args:
-        axes: the numbers of the axes, in any order.
-
-    Raises:
-        ValueError: there is no default group, or an axis is named twice.
     """
     shared = shared_state(mesh)
     join_universe(shared)
@@ -624,9 +561,6 @@ def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str 
     None if no view qualifies. A view doesn't if it has no group, a private one
     (``is_apart``), or the default group; with the setting ``mesh_joint_groups`` at
     "existing" the default group is fine, too.
-
-    Raises:
-        ValueError: there is no default group.
     """
     # With "existing", the default group may serve axes that the user flattened into it.
     # With any other setting we make a group, so that these collectives don't queue
@@ -685,10 +619,6 @@ def new_groups(
 
     If members create it ``alone``, only they call this, and ``copies`` holds their own
     ranks only. Else every rank of the world calls it.
-
-    Raises:
-        RuntimeError: a group couldn't be made, such as when a member didn't come within
-            the timeout.
     """
     with explained(lambda: _describe_wait(request, copies, alone)) as found:
         try:
@@ -712,12 +642,7 @@ def _describe_wait(
     request: Request, copies: list[list[int]], alone: bool
 ) -> tuple[str, list[int]]:
     """What this rank is waiting for others to do, after "to", and the ranks that take
-    part, those of its own group first.
-
-    Args:
-        copies: the ranks of each group that is made, at least one.
-        alone: True if only members take part.
-    """
+    part, those of its own group first."""
     own_ranks = next(
         (ranks for ranks in copies if distributed_c10d.get_rank() in ranks), copies[0]
     )
@@ -754,9 +679,6 @@ def _can_split(world: ProcessGroup, request: Request, copies: list[list[int]]) -
     The world must be bound to a device, or run on torchcomms, and its backend must be
     able to split. In a world that isn't bound, the device type of the mesh decides, not
     the devices of this host, since hosts may differ.
-
-    Args:
-        copies: the ranks of each group.
     """
     device = world.bound_device_id or torch.device(request.device_type)
     backend = request.override[0]
@@ -788,16 +710,7 @@ def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:
 
 
 def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup | None:
-    """Create one group by `new_group`. None on a rank outside.
-
-    Args:
-        alone: True if only members call this, not every rank of the world.
-
-    Raises:
-        RuntimeError: the creation failed. The message names the axis and the ranks that
-            it needs. A DistError stays of its class, and other subclasses of
-            RuntimeError are passed on unchanged.
-    """
+    """Create one group by `new_group`. None on a rank outside."""
     backend, options = request.override
     _counted.calls += 1  # overlay only
     try:
@@ -868,10 +781,6 @@ def abort_groups(mesh: DeviceMesh) -> None:
 
     The default group stays. So do groups that the mesh doesn't own, such as those of
     other universes.
-
-    Raises:
-        RuntimeError: an abort didn't end within `ABORT_LIMIT` seconds. Or what the
-            first abort that failed raised. Everything is removed nevertheless.
     """
     groups = _groups_of_universe(mesh)
     try:

@@ -71,12 +71,7 @@ class RankAttribute:
         self.name = name
 
     def __get__(self, mesh: Any, owner: type) -> Any:
-        """Return the attribute for a mesh that doesn't have it in its ``__dict__``.
-
-        Raises:
-            AttributeError: the mesh wasn't loaded, or its file lacks the attribute; or
-                the attribute is read off the class.
-        """
+        """Return the attribute for a mesh that doesn't have it in its ``__dict__``."""
         if mesh is not None:
             # Read `_of_saver` before the attribute: another thread that finds the
             # groups stores the attribute first, and then removes `_of_saver`.
@@ -145,9 +140,6 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     about groups that no mesh made.
 
     Older and newer versions read each other's files.
-
-    Raises:
-        AttributeError: there is a default group, and the state holds no ranks.
     """
     # In a pickle of both, the root of this mesh may still be empty here. So nothing
     # below reads through `_root_mesh`.
@@ -201,12 +193,6 @@ def _find_all_groups(
 
     If all are found, they are stored in the mesh. Else an axis without a group gets a
     name that starts with UNBOUND, and the saved names are kept for the next look-up.
-
-    Args:
-        mesh: has its rank and coordinates already.
-        saved: the attributes of the rank that saved it.
-        saved_from: the number and the private token of the universe that it was saved
-            from.
     """
     mesh._thread_id, mesh._hash = thread_id(), None
     saved_names = saved.said.get("_dim_group_names")
@@ -274,12 +260,7 @@ class _WantedGroup(NamedTuple):
 def _wanted_groups(
     mesh: DeviceMesh, view: View, saved_names: list[str]
 ) -> list[_WantedGroup]:
-    """The group to find for each axis; [] on a rank outside.
-
-    Args:
-        saved_names: of the groups of the rank that saved the mesh; [] if it was
-            outside.
-    """
+    """The group to find for each axis; [] on a rank outside."""
     if mesh._coordinate_on_dim is None:
         return []
     axes = view.layout.axes
@@ -301,11 +282,6 @@ def _find(
     If this process has the universe that the mesh was saved from, its group is taken,
     even if it was destroyed: then whoever uses it gets an error that says so. Else the
     first living candidate is taken.
-
-    Args:
-        rank_map: of the mesh's universe.
-        saved_from: the number and the private token of the universe that the mesh was
-            saved from.
     """
     number, private = saved_from
     universe = find_universe(rank_map, private, number)
@@ -329,11 +305,9 @@ def _candidates(
     """The names of groups that may replace the saved one, best first:
 
     1. A group of the saved name that is in no table: the user made it, or a mesh that
-       shares no groups.
-    2. The default group.
-    3. A group of an axis of the same name, in the universe ``like`` the saved one, then
-       in the others with the same privacy.
-    4. A group that a mesh made and that is in no table.
+    shares no groups. 2. The default group. 3. A group of an axis of the same name, in
+    the universe ``like`` the saved one, then in the others with the same privacy. 4. A
+    group that a mesh made and that is in no table.
 
     For a private mesh and for a view of `is_apart`, 2 and 4 are left out: these groups
     may be shared.

@@ -204,31 +204,19 @@ class View:
     layout: _MeshLayout
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """The coordinates of ``rank``; None if the rank map doesn't hold it.
-
-        Raises:
-            ValueError: the layout isn't orthogonal.
-        """
+        """The coordinates of ``rank``; None if the rank map doesn't hold it."""
         index = self.rank_map.index(rank)
         return None if index is None else self.layout.coordinate(index)
 
     def start(self, rank: int) -> int:
         """The index at which the copy that ``rank`` sees starts. A rank outside the
-        rank map sees the first copy, at 0.
-
-        Raises:
-            ValueError: the layout isn't orthogonal.
-        """
+        rank map sees the first copy, at 0."""
         index = self.rank_map.index(rank)
         return 0 if index is None else self.layout.origin(index)
 
     def ranks(self, rank: int) -> list[int]:
-        """Every rank of the copy that ``rank`` sees, in row-major order. A rank outside
-        the rank map sees the first copy.
-
-        Raises:
-            ValueError: the layout isn't orthogonal.
-        """
+        """Every rank of the copy that ``rank`` sees, in row-major order. A rank
+        outside the rank map sees the first copy."""
         start = self.start(rank)
         # The usual case of a dense axis, at the speed of a range.
         if self.rank_map.is_identity and self.layout.collapse() == _FlatLayout(
@@ -245,12 +233,8 @@ class View:
         return View(self.rank_map, layout)
 
     def copies(self) -> list[int]:
-        """The index at which each copy of the layout starts, over the whole rank map.
-
-        Raises:
-            ValueError: the layout isn't orthogonal, or its copies don't fill the rank
-                map.
-        """
+        """The index at which each copy of the layout starts, over the whole rank
+        map."""
         return (
             self.layout.collapse().complement(self.rank_map.numel).all_ranks_from_zero()
         )

@@ -181,23 +181,15 @@ class InUniverse(NamedTuple):
 
 
 def view_of(mesh: DeviceMesh) -> View:
-    """The mesh's view over the rank map of its universe. A mesh without state gets it
-    here, see `_build_state`.
-
-    Raises:
-        AttributeError: the mesh has no ranks yet.
-    """
+    """The mesh's view over the rank map of its universe. A mesh without state gets
+    it here, see `_build_state`."""
     in_universe = mesh.__dict__.get("_in_universe")
     return (_build_state(mesh) if in_universe is None else in_universe).view
 
 
 def shared_state(mesh: DeviceMesh) -> SharedState:
     """The state that the mesh shares with its root and all views of the root. A mesh
-    without state gets it here, see `_build_state`.
-
-    Raises:
-        AttributeError: the mesh has no ranks yet.
-    """
+    without state gets it here, see `_build_state`."""
     in_universe = mesh.__dict__.get("_in_universe")
     return (_build_state(mesh) if in_universe is None else in_universe).shared
 
@@ -218,12 +210,8 @@ def state_over(rank_map: RankMap, root: SharedState | None) -> SharedState:
 
 
 def join_state(mesh: DeviceMesh, view: View, root: DeviceMesh | None) -> SharedState:
-    """Give a new mesh its state, and return it: that of its root if it is over the same
-    ranks, or else a new one.
-
-    Args:
-        root: None for a mesh that is a root itself.
-    """
+    """Give a new mesh its state, and return it: that of its root if it is over the
+    same ranks, or else a new one."""
     shared = state_over(view.rank_map, None if root is None else shared_state(root))
     # The root's rank map and not an equal one: views over one map compare in no time.
     put_state(mesh, View(shared.rank_map, view.layout), shared)
@@ -256,12 +244,8 @@ def _build_state(mesh: DeviceMesh) -> InUniverse:
     """Return the state of a mesh that has none yet: one that has only the attributes
     that DeviceMesh stores, or that forwards to another mesh.
 
-    The state is built and stored in the mesh. If the mesh forwards to another one, that
-    one's state is returned, and nothing is stored here.
-
-    Raises:
-        AttributeError: the mesh has no ranks, since neither its constructor nor
-            ``__setstate__`` has run.
+    The state is built and stored in the mesh. If the mesh forwards to another one,
+    that one's state is returned, and nothing is stored here.
     """
     with _building:
         if "_in_universe" not in mesh.__dict__:
@@ -316,12 +300,7 @@ def _stored_attributes(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def stored_ranks(attributes: dict[str, Any]) -> RankMap:
-    """The rank map in the stored attributes of a mesh.
-
-    Raises:
-        AttributeError: there are no ranks, as in a mesh whose constructor hasn't run.
-        ValueError: a rank occurs twice.
-    """
+    """The rank map in the stored attributes of a mesh."""
     # A subclass that builds its own attributes, or an older pickle, may lack the tuple.
     if "_flatten_rank_map" in attributes:
         return RankMap(attributes["_flatten_rank_map"])
@@ -334,14 +313,9 @@ def stored_ranks(attributes: dict[str, Any]) -> RankMap:
 
 
 def _has_ranks_of_root(attributes: dict[str, Any], root: Any) -> bool:
-    """True if a mesh is known to hold the ranks of its root: it holds the same objects,
-    or no ranks. One that was made with the private argument ``_root_mesh`` may hold
-    others, and equal ones in another object count as others.
-
-    Args:
-        attributes: of the mesh, as it stores them.
-        root: its root mesh.
-    """
+    """True if a mesh is known to hold the ranks of its root: it holds the same
+    objects, or no ranks. One that was made with the private argument ``_root_mesh``
+    may hold others, and equal ones in another object count as others."""
     stored = [name for name in ("_rank_map", "_flatten_rank_map") if name in attributes]
     # A view that was made or loaded with its root holds the very same objects, so
     # comparing by identity is enough, and reads no ranks.
@@ -351,12 +325,8 @@ def _has_ranks_of_root(attributes: dict[str, Any], root: Any) -> bool:
 
 
 def _read_state(mesh: DeviceMesh) -> None:
-    """Build the state of a mesh from its stored attributes, and store it. Removes the
-    attribute ``_universe`` that a loaded mesh has.
-
-    Raises:
-        AttributeError: the mesh has no ranks or no layout.
-    """
+    """Build the state of a mesh from its stored attributes, and store it. Removes
+    the attribute ``_universe`` that a loaded mesh has."""
     attributes = _stored_attributes(mesh)
     root = getattr(mesh, "_root_mesh", None)
     # A loaded mesh says which universe it was saved from, see `saved_state`.
@@ -392,14 +362,7 @@ def make_view(
     groups: Sequence[str] | None,
 ) -> DeviceMesh:
     """A new mesh over the ranks of the universe of ``parent``. All slices,
-    permutations, flattened and unflattened views come from here. It makes no groups.
-
-    Args:
-        layout: over the universe's rank map.
-        names: the names of the axes; None for none.
-        groups: the name of this rank's group on each axis; [] on a rank outside, None
-            where no backend was set up.
-    """
+    permutations, flattened and unflattened views come from here. It makes no groups."""
     root = parent._get_root_mesh()
     mesh = _new_mesh(parent, root, names)
     put_state(mesh, view_of(parent).with_layout(layout), shared_state(parent))
@@ -473,11 +436,8 @@ def copy_mesh(mesh: DeviceMesh, memo: dict[int, Any] | None = None) -> DeviceMes
     """A second mesh of the same universe. Both see views that are flattened later, and
     both use the same groups.
 
-    With the memo of a deep copy, its root mesh and the attributes that users set on it
-    are copies, too. A mesh of a subclass is copied as other objects are.
-
-    Args:
-        memo: as `__deepcopy__` gets it. None for a shallow copy.
+    With the memo of a deep copy, its root mesh and the attributes that users set on
+    it are copies, too. A mesh of a subclass is copied as other objects are.
     """
     if type(mesh) is not device_mesh.DeviceMesh:
         reduced = mesh.__reduce_ex__(4)
@@ -514,14 +474,7 @@ def make_window(
     groups: Sequence[str] | None,
 ) -> DeviceMesh:
     """A root mesh that shows the copy of ``layout`` at index ``start``. It makes no
-    groups.
-
-    Args:
-        layout: over the rank map of the universe of ``parent``.
-        names: the names of the axes; None for none.
-        groups: the name of this rank's group on each axis; [] if the copy doesn't hold
-            this rank, None where no backend was set up.
-    """
+    groups."""
     view = view_of(parent).window(layout, start)
     shared = SharedState(view.rank_map, shared_state(parent).private)
     mesh = _new_mesh(parent, None, names)
@@ -557,11 +510,7 @@ def _new_mesh(
 ) -> DeviceMesh:
     """A mesh with the attributes that don't depend on layout, rank or groups, among
     them the private-group token of its parent. It skips `__init__`, which would make
-    groups.
-
-    Args:
-        root: the root mesh; None for a mesh that is a root itself.
-    """
+    groups."""
     mesh: DeviceMesh = object.__new__(device_mesh.DeviceMesh)
     mesh._device_type = parent._device_type
     mesh._mesh_dim_names = tuple(names) if names else None
@@ -581,12 +530,7 @@ def _set_rank_and_groups(
 ) -> DeviceMesh:
     """Give a new view the rank of its parent, its coordinates and its group names.
     Returns the view. A view of a loaded mesh that still waits for its groups waits,
-    too.
-
-    Args:
-        mesh: the view, which has its state already.
-        groups: see `make_view`.
-    """
+    too."""
     rank = getattr(parent, "_rank", None)
     if rank is None and parent._device_type != "xla" and is_initialized():
         rank = get_rank()  # a subclass that skips __init__ may have no _rank
@@ -658,15 +602,8 @@ def read_view(mesh: Any, layout: Any, rank_map: Any) -> View:
 
 
 def read_mesh(mesh: Any) -> View:
-    """The view for ranks that are given as a tensor, array or nested list of any shape.
-
-    Raises:
-        TypeError: ``mesh`` is None.
-        ValueError: there is no rank, as on the meta device; or a rank isn't a whole
-            number, doesn't fit in int32, or occurs twice.
-        TypeError, ValueError or RuntimeError: as `torch.tensor` raises, for what it
-            can't read, such as a ragged list.
-    """
+    """The view for ranks that are given as a tensor, array or nested list of any
+    shape."""
     if mesh is None:
         raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")
     if isinstance(mesh, torch.Tensor) and mesh.is_meta:
@@ -705,19 +642,7 @@ def read_mesh(mesh: Any) -> View:
 
 
 def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
-    """The view for a layout and a rank map.
-
-    Args:
-        mesh: must be None.
-        layout: a ``_MeshLayout``.
-        rank_map: a tensor of one dimension; or a RankMap, which is taken as it is and
-            without a look at its ranks.
-
-    Raises:
-        TypeError: ``mesh`` is given as well, or only one of the two is given.
-        AssertionError: axes overlap, or the rank map doesn't fit the layout.
-        ValueError: a rank occurs twice.
-    """
+    """The view for a layout and a rank map."""
     if mesh is not None:
         raise TypeError(
             "Cannot provide _layout and/or _rank_map if passing explicit mesh"
@@ -744,11 +669,7 @@ def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
 
 
 def check_in_world(rank_map: RankMap) -> None:
-    """Check that the world has all of these ranks.
-
-    Raises:
-        ValueError: it lacks one, or there is no default group.
-    """
+    """Check that the world has all of these ranks."""
     world_size = get_world_size()
     # The usual case, without a loop over all ranks.
     if rank_map.is_identity and rank_map.numel <= world_size:

@@ -65,23 +65,14 @@ _ACCEPTED = {
 
 def get_settings() -> Settings:
     """The settings in force now. Ask again at each use, since a user may change them
-    while meshes live.
-
-    Raises:
-        ValueError: a setting has a value that it doesn't accept. The message names
-            both.
-    """
+    while meshes live."""
     return _make_settings(*[getattr(config, name) for name in Settings._fields])
 
 
 @functools.lru_cache(maxsize=64)
 def _make_settings(*values: object) -> Settings:
     """Make `Settings` of the values, in the order of its fields. Cached, since every
-    redistribution calls it.
-
-    Raises:
-        ValueError: a value isn't one that its setting accepts. The message names both.
-    """
+    redistribution calls it."""
     settings = Settings(*values)  # type: ignore[arg-type]
     for name, accepted in _ACCEPTED.items():
         value = getattr(settings, name)
@@ -95,15 +86,7 @@ def _make_settings(*values: object) -> Settings:
 
 def members_create(world: ProcessGroup, backend: str | None) -> bool:
     """True if the members of a group create it without the other ranks of the world:
-    the setting ``mesh_create_groups`` allows it, and the backend can.
-
-    Args:
-        world: the default group.
-        backend: the backend of the group; None for the default group's.
-
-    Raises:
-        ValueError: a setting has a wrong value, see `get_settings`.
-    """
+    the setting ``mesh_create_groups`` allows it, and the backend can."""
     name = (backend or distributed_c10d.get_backend(world)).lower()
     if config.use_torchcomms and backend == "fake":
         # Whatever the setting: compiled code can't resolve numbered names beside the
@@ -183,16 +166,7 @@ class GroupTable:
         make: Callable[[list[list[int]]], Sequence[ProcessGroup | None]],
     ) -> list[Entry]:
         """The entry for each key. All groups that are missing are created together, by
-        one call of ``make``, and entered. If ``make`` raises, nothing is entered.
-
-        Args:
-            make: creates a group for each list of ranks; returns None for a group that
-                doesn't hold this rank.
-
-        Raises:
-            RuntimeError: this rank's group was destroyed. Ranks outside it don't know
-                that and wouldn't take part in creating it again.
-        """
+        one call of ``make``, and entered. If ``make`` raises, nothing is entered."""
         missing = [key for key in keys if key not in self.entries]
         if missing:
             groups = make([list(key.ranks) for key in missing])
@@ -262,11 +236,7 @@ class Kind(NamedTuple):
     @classmethod
     def of(cls, override: Override) -> Kind:
         """The kind of group that a backend and options ask for. Without a backend it is
-        the default group's.
-
-        Raises:
-            ValueError: there is no default group.
-        """
+        the default group's."""
         backend, options = override
         default_group = distributed_c10d._get_default_group()
         return cls(
@@ -316,11 +286,7 @@ def _fields(value: Any) -> list[str]:
 
 
 def _comparable(value: Any) -> Any:
-    """The value in a form that is equal for equal values.
-
-    Raises:
-        TypeError: the value is of a class that we don't know.
-    """
+    """The value in a form that is equal for equal values."""
     if value is None or isinstance(value, (bool, int, float, str, timedelta)):
         return repr(value)
     if isinstance(value, (list, tuple)):
@@ -477,12 +443,7 @@ class World:
 
     def open_universe(self, rank_map: RankMap, private: str | None = None) -> Universe:
         """Make a new universe over these ranks and keep it in `universes`. Destroys
-        joint groups that no mesh needs, see `_destroy_abandoned_groups`.
-
-        Args:
-            private: the token of a private universe, see `next_private`; None for
-                another one.
-        """
+        joint groups that no mesh needs, see `_destroy_abandoned_groups`."""
         with _lock:
             # Opening is where a program that builds meshes in a loop comes by again.
             _destroy_abandoned_groups(self)
@@ -508,11 +469,7 @@ _worlds: weakref.WeakKeyDictionary[ProcessGroup, World] = weakref.WeakKeyDiction
 
 
 def current_world() -> World:
-    """The world that this thread is in. It is made when it is first asked for.
-
-    Raises:
-        ValueError: there is no default group, as before init_process_group.
-    """
+    """The world that this thread is in. It is made when it is first asked for."""
     group = distributed_c10d._get_default_group()
     # The threaded test backend has a default group, and so a world, for each thread.
     world = _worlds.get(group)
@@ -528,11 +485,7 @@ def find_universe(
     rank_map: RankMap, private: str | None, number: int | None
 ) -> Universe | None:
     """The universe over these ranks with this number, or else the first one over them.
-    Only those with this privacy token count. None if there is none.
-
-    Raises:
-        ValueError: there is no default group.
-    """
+    Only those with this privacy token count. None if there is none."""
     universes = current_world().universes
     candidates = [
         universe
@@ -569,11 +522,7 @@ def join_universe(shared: Holder) -> None:
 
 def universe_of(shared: Holder) -> Universe:
     """The universe of a mesh in this world. The first request for a group opens it, and
-    stores it in ``shared.universe``.
-
-    Raises:
-        ValueError: there is no default group.
-    """
+    stores it in ``shared.universe``."""
     world = current_world()
     join_universe(shared)
     # A mesh may outlive its world: after destroy_process_group and init_process_group

@@ -36,13 +36,7 @@ class _DTensorSpec:
     ) -> bool:
         """True if `other` may stand for this spec in a cache or in compiled code: it is
         equal, and its mesh has the same process groups. The cache of sharding
-        propagation in C++ compares specs by this, too.
-
-        Args:
-            skip_shapes: accept another global shape, as Dynamo's guard does, which
-                compares local shapes itself. It is refused if some ranks might see
-                another local shape and others not, see `_changes_alike`.
-        """
+        propagation in C++ compares specs by this, too."""
         alike: Any = other if equals_by_value(self, other, skip_shapes) else None
         if alike is None or (skip_shapes and not _changes_alike(self, alike)):
             return False

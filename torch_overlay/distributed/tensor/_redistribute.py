@@ -63,14 +63,6 @@ def _cuts_evenly(
     The global length decides, not the local one, so that all ranks run the same
     collectives. With 9 rows on 2 x 2 x 2, half of the ranks could merge the inner two
     gathers and the others could not.
-
-    Args:
-        infos: the transforms to merge, at least one: all all-gathers or all
-            reduce-scatters, on one tensor dim.
-        earlier: the transforms that run before these.
-        src_placements: the placements before all transforms.
-        shape: the global shape. If None, the longest logical shape in `infos` decides,
-            which may differ between ranks.
     """
     source, target = infos[0].src_dst_placements
     dim = cast("Shard", target if source.is_partial() else source).dim
@@ -115,20 +107,6 @@ def redistribute_local_tensor(
 
     Runs the program for this change, or the step-by-step path if there is none. Every
     rank of the mesh must call it.
-
-    Args:
-        async_op: don't wait for the last collective; the result is then an
-            `AsyncCollectiveTensor`.
-        use_graph_based_transform: the algorithm of the step-by-step path. If it is
-            given, that path runs.
-        is_explicit: the user called `redistribute`; DebugMode shows this.
-
-    Raises:
-        ValueError: the local tensor has another shape than its spec says, and other
-            ranks would wait for this one in a collective of the program.
-        RuntimeError: a process group that the program needs was destroyed, or complex
-            numbers are to be reduced by max, min or product. Or a collective failed.
-        Exception: what the step-by-step path raises, where that runs.
     """
     # Dynamo comes here in backward under compiled autograd. It can't trace a plan.
     if torch.compiler.is_dynamo_compiling():
@@ -207,10 +185,6 @@ def _check_complex(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -
 
     The all-reduce refuses these itself. The reduce-scatter doesn't: it would reduce
     real and imaginary parts as separate numbers, and return a wrong result.
-
-    Raises:
-        RuntimeError: a pending max, min or product changes over a mesh dim of several
-            ranks.
     """
     # A rank outside of the mesh reduces nothing.
     if mesh.get_coordinate() is None:
@@ -246,17 +220,7 @@ class _Redistribute:
     ) -> DTensor:
         """Return the redistributed DTensor. Where nothing can be differentiated no
         autograd node is made, which saves its CPU time. Every rank of the mesh must
-        call it.
-
-        Args:
-            device_mesh: the mesh of `input`, or an equal one with other groups.
-            dtype_config: "op_dtype", in which it is redistributed, and "out_dtype",
-                that of the result; and what the autograd node needs for backward.
-
-        Raises:
-            NotImplementedError: the meshes aren't equal.
-            ValueError, RuntimeError: as `redistribute_local_tensor`.
-        """
+        call it."""
         if has_other_groups(input._spec.mesh, device_mesh):
             return lay_on(
                 device_mesh,
@@ -281,11 +245,7 @@ class _Redistribute:
 
 def has_other_groups(mesh: DeviceMesh, wanted: DeviceMesh) -> bool:
     """True if a DTensor on `mesh` has to change to `wanted`, an equal mesh with other
-    process groups. No data moves: both have the same ranks in the same places.
-
-    Raises:
-        NotImplementedError: the meshes aren't equal.
-    """
+    process groups. No data moves: both have the same ranks in the same places."""
     if mesh is wanted:
         return False
     mesh, wanted = real_mesh(mesh), real_mesh(wanted)

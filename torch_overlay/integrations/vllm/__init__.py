@@ -59,11 +59,7 @@ def _register() -> None:
 
 
 def require_worker() -> None:
-    """Check that the installed vLLM is new enough for a worker's engine.
-
-    Raises:
-        ImportError: it is too old, or isn't installed. Says which one is needed.
-    """
+    """Check that the installed vLLM is new enough for a worker's engine."""
     base, error = _try_import(_BASE)
     engine = getattr(base, "WeightTransferEngine", None)
     if engine is None or "model" not in inspect.signature(engine.__init__).parameters:

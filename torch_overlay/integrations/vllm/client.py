@@ -23,13 +23,7 @@ class HTTPClient:
         self.url, self.timeout = url.rstrip("/"), timeout
 
     def _post(self, route: str, **body: Any) -> None:
-        """Post a body as JSON, and wait for the answer.
-
-        Raises:
-            RuntimeError: the server refuses. The message has its answer.
-            OSError: nobody answers within the timeout, or nobody listens there.
-            ValueError: the address is no URL (urllib's own error).
-        """
+        """Post a body as JSON, and wait for the answer."""
         data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
         try:
             urllib.request.urlopen(

@@ -34,15 +34,7 @@ class LiveExperts:
     """
 
     def __init__(self, model: torch.nn.Module, states: Sequence[Any]) -> None:
-        """Read vLLM's state of the experts.
-
-        Args:
-            model: the model of this worker.
-            states: what `states_of` found.
-
-        Raises:
-            ValueError: vLLM's state of the experts isn't as we know it from vLLM 0.24 to 0.33; says what differs.
-        """
+        """Read vLLM's state of the experts."""
         if len(states) != 1:
             raise ValueError(f"{_NEEDS}, and {len(states)} of them are of this model.")
         try:
@@ -84,11 +76,7 @@ class LiveExperts:
     @contextlib.contextmanager
     def loading(self, is_anywhere: bool = True) -> Iterator[None]:
         """While in this context, the model's loader puts each logical expert into all slots of this worker that have
-        it. Replaces the attribute `weight_loader` of the experts' parameters, and puts it back.
-
-        Args:
-            is_anywhere: if False, as if no slot had any expert.
-        """
+        it. Replaces the attribute `weight_loader` of the experts' parameters, and puts it back."""
         with contextlib.ExitStack() as stack:
             for layer, slots, row in zip(self._layers, self._slots, self.map.tolist()):
                 places: dict[int, list[int]] = {}
@@ -101,14 +89,7 @@ class LiveExperts:
             yield
 
     def check_loader(self, ask: Callable[[], Landings]) -> None:
-        """Check that the model's loader writes experts only in the way that `loading` changes.
-
-        Args:
-            ask: asks the loader, as it is without `loading`, for all tensors.
-
-        Raises:
-            ValueError: the loader writes an expert without asking for its number. Names some of the parameters.
-        """
+        """Check that the model's loader writes experts only in the way that `loading` changes."""
         with self.loading(is_anywhere=False):
             found = ask()
         written = {storage_of(view) for view in _views(found)} | found.whole_storages
@@ -121,12 +102,7 @@ class LiveExperts:
 
     def check_landings(self, found: Landings) -> None:
         """Check that each expert is written directly, and that no slot gets less than another. Such a slot would keep
-        old weights, perhaps those of an expert that has left it.
-
-        Raises:
-            ValueError: an expert comes whole, a tensor goes to several slots at once, or some slot of a parameter gets
-                less than another.
-        """
+        old weights, perhaps those of an expert that has left it."""
         whole = [name for name, param in self.parameters.items() if storage_of(param) in found.whole_storages]
         if whole:
             reasons = [*dict.fromkeys(found.whole.values())]
@@ -155,15 +131,7 @@ class LiveExperts:
 
     def _check_map(self, rows: list[list[int]]) -> None:
         """Check the map from slots to experts: at the start experts lay in the order of their numbers, each layer has
-        every expert in some slot, and vLLM routes tokens by this same map.
-
-        Args:
-            rows: the map, for each layer the number of the expert in each slot.
-
-        Raises:
-            ValueError: one of these isn't so; says which.
-            AttributeError, ImportError, IndexError, TypeError: vLLM's state has another form, as in another vLLM.
-        """
+        every expert in some slot, and vLLM routes tokens by this same map."""
         eplb: Any = importlib.import_module(_STATE).EplbState
         first = [*eplb.build_initial_global_physical_to_logical_map(self._logical, len(rows[0]) - self._logical)]
         if first[: self._logical] != [*range(self._logical)]:
@@ -191,9 +159,6 @@ def states_of(model: torch.nn.Module) -> list[Any]:
 
     The state belongs to vLLM's model runner, which doesn't give it to an engine. So this searches all Python objects.
     `gc.freeze`, at the end of the server's start, hides them from the search: call it before that.
-
-    Raises:
-        AttributeError: a state has no `model`, in another vLLM.
     """
     try:
         kind: Any = importlib.import_module(_STATE).EplbModelState
@@ -204,16 +169,7 @@ def states_of(model: torch.nn.Module) -> list[Any]:
 
 
 def _parameters_of(layer: Any, moved: Sequence[torch.Tensor]) -> list[Any]:
-    """Return the parameters whose memory vLLM moves in one layer, in the order of `moved`.
-
-    Args:
-        layer: a layer with experts.
-        moved: the tensors that vLLM moves. Each shares the memory of a parameter.
-
-    Raises:
-        ValueError: one of them isn't the memory of a parameter of the layer.
-        AttributeError: the layer has no `routed_experts`, as in another vLLM.
-    """
+    """Return the parameters whose memory vLLM moves in one layer, in the order of `moved`."""
     parameters = {storage_of(param): param for param in layer.routed_experts.parameters()}
     if any(storage_of(tensor) not in parameters for tensor in moved):
         raise ValueError(f"{_NEEDS}, and what vLLM moves isn't the memory of the model's parameters.")
@@ -221,17 +177,7 @@ def _parameters_of(layer: Any, moved: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def _local_slots(module: Any, physical: int) -> list[int]:
-    """Return the numbers of this worker's slots among all.
-
-    Args:
-        module: a layer's experts, vLLM's `routed_experts`.
-        physical: how many slots all workers have.
-
-    Raises:
-        ValueError: they aren't one of the equal, consecutive blocks that vLLM takes them to be when it moves experts;
-            vLLM's map hasn't `physical` rows; or the layer has fused shared experts.
-        AttributeError: the layer has no such map, in another vLLM.
-    """
+    """Return the numbers of this worker's slots among all."""
     manager, many = module.expert_map_manager, int(module.local_num_experts)
     rows = [*range(physical)] if manager.expert_map is None else manager.expert_map.tolist()
     slots = [slot for slot, row in enumerate(rows) if row >= 0]
@@ -257,19 +203,7 @@ def _by_map(
 ) -> Callable[..., Any]:
     """Return a loader of a parameter that puts a logical expert into all slots which have it.
 
-    vLLM's own loader puts it into the slot whose number it gets. `load_weights` calls it for each slot that an expert
-    had at first, so with the number of the expert, and with the numbers of its copies' slots. The calls for copies do
-    nothing here, since the first one fills all slots.
-
-    Args:
-        loader: vLLM's own.
-        places: for each logical expert the slots of this worker that have it.
-        logical: how many experts there are.
-        physical: how many slots all workers have.
-
-    Returns:
-        A loader with the arguments of vLLM's. It returns whether `loader` took the weights for some slot, or None
-        without `return_success`, and raises IndexError for a slot's number outside `physical`.
+    The calls for copies do nothing here, since the first one fills all slots.
     """
 
     @functools.wraps(loader, assigned=())
@@ -277,18 +211,7 @@ def _by_map(
         param: Any, loaded_weight: Any, weight_name: str, shard_id: str, expert_id: int, return_success: bool = False
     ) -> bool | None:
         """Load one expert's weights into all slots of this worker that have this expert now, by calling `loader` for
-        each.
-
-        Args:
-            expert_id: the slot's number among all slots, as vLLM's loader gives it. Below `logical` it is also the
-                number of the expert. The calls for higher numbers, those of copies, do nothing.
-
-        Returns:
-            With `return_success`, whether `loader` took the weights for some slot; else None.
-
-        Raises:
-            IndexError: there is no slot of this number.
-        """
+        each."""
         if not 0 <= expert_id < physical:
             raise IndexError(f"there is no slot {expert_id} among {physical}")
         slots = places.get(expert_id, ()) if expert_id < logical else ()

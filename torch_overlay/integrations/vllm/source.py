@@ -50,12 +50,7 @@ class DTensorSource:
         return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors().items()]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors as they are now, detached, under their names in a checkpoint.
-
-        Raises:
-            ValueError: two tensors get one name.
-            TypeError: `names` gives something else than a name, a tuple of names or None.
-        """
+        """Return the tensors as they are now, detached, under their names in a checkpoint."""
         if isinstance(self._weights, torch.nn.Module):
             weights: Mapping[str, torch.Tensor] = dict(self._weights.named_parameters())
         else:

@@ -140,10 +140,8 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         return engine
 
     def _planned(self, weights: dict[str, Any]) -> torch_overlay.Transfer:
-        """Return a new transfer that sends these weights, by name, to all workers. Names that no worker takes are left
-        out (`Transfer.left_out`). The caller stores it, and closes the former one. Collective over all trainers and
-        workers. Raises as `torch_overlay.Transfer`.
-        """
+        """Return a new transfer that sends these weights, by name, to all workers. Collective over all trainers and
+        workers."""
         return torch_overlay.Transfer(weights, None, group=self._place, strict=False, **self._options)
 
     def send_weights(self, check: bool = False) -> None:
@@ -185,13 +183,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
     def _send(self, check: bool) -> None:
         """Run the transfer with the present weights. If they can't be had, tell all ranks why in place of a run. If the
-        landings of some worker have changed, plan anew before. Collective over all trainers and workers.
-
-        Raises:
-            Exception: the source's own error, if it failed here. It is kept in `_own_error`.
-            ValueError: on all ranks, before anything is sent, if some rank can't run. See `Transfer.run`.
-            RuntimeError: the transfer failed. See `Transfer.run`.
-        """
+        landings of some worker have changed, plan anew before. Collective over all trainers and workers."""
         transfer: Any = self._transfer
         try:
             # Anew in each round: FSDP may have replaced the local tensors since, and a source may be a function.
@@ -232,14 +224,6 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
         Without that, the other trainers would wait in the transfer, or in the next round, for workers that nobody
         called.
-
-        Args:
-            failed: the error of the sender's call. None if it succeeded, and on the other trainers.
-            what, then: for the message: what the servers were asked to do, and what follows from the failure.
-
-        Raises:
-            Exception: on the sender, `failed` itself.
-            RuntimeError: the sender's call failed, on the other trainers. Or a trainer didn't come within the timeout.
         """
         if self._trainers > 1:
             hint = "Each rank of the trainer calls send_weights in each round."
@@ -271,13 +255,6 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         """Run `work` here while a thread runs `call`. Only the sender runs `call`; the other trainers just run `work`.
 
         `work` runs on the calling thread, since the transfer's collectives belong to the trainer's main thread.
-
-        Args:
-            call: asks vLLM's servers for their part of the work, and returns when they have done it.
-            work: this rank's own part.
-
-        Returns:
-            The error of `work` and that of `call`, each None if there is none. Interrupts are raised.
         """
         if not self.is_sender:
             return self._failure_of(work), None
@@ -290,9 +267,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         return failed, told
 
     def _failure_of(self, work: Callable[[], None]) -> Exception | None:
-        """Run `work`. Returns its error or None; interrupts are raised. If the error names a rank that is a worker of
-        vLLM's, its message also says which worker (`name_worker`). An error of this rank's own source keeps its words.
-        """
+        """Run `work`."""
         error = self._error_of(work)
         if error is not self._own_error:  # the words of a source are its own
             name_worker(error, self._trainers)
@@ -300,39 +275,21 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
     @staticmethod
     def _raise_first(failed: Exception | None, told: Exception | None) -> None:
-        """Raise the workers' error, if there is one, as it is the reason for ours; else ours. Return if there is none.
-
-        Args:
-            failed: the error of this rank's own part.
-            told: the error of the call to vLLM's servers.
-        """
+        """Raise the workers' error, if there is one, as it is the reason for ours; else ours."""
         if told is not None:
             raise told from failed
         if failed is not None:
             raise failed
 
     def _weights(self) -> dict[str, Any]:
-        """Return what this rank sends, by name. A `DTensorSource` gives its tensors as they are; of a source of vLLM's,
-        each tensor becomes the piece that its metadata describes. Raises what the source raises, and
-        what `_piece` raises if a tensor contradicts its metadata."""
+        """Return what this rank sends, by name."""
         if hasattr(self.source, "tensors"):
             return dict(self.source.tensors())
         metas = {meta.name: meta for meta in self.source.metadata}
         return {name: self._piece(metas[name], tensor) for name, tensor in self.source.iter_local()}
 
     def _piece(self, meta: Any, tensor: Any) -> Any:
-        """Return what this rank holds of a tensor, as a piece of the whole tensor. Its place follows from this rank's
-        place in the mesh of the owners, with dims cut as torch.chunk cuts them. Without placements it begins at 0.
-
-        Args:
-            meta: vLLM's description of the tensor. This rank is one of its owners, unless it has no placements.
-            tensor: what this rank holds.
-
-        Raises:
-            ValueError: the tensor doesn't lie inside the whole at that place, or the owners or placements don't fit the
-                mesh.
-            TypeError: `tensor` isn't a plain tensor.
-        """
+        """Return what this rank holds of a tensor, as a piece of the whole tensor."""
         start = (0,) * len(meta.shape)
         if meta.placements is not None:
             dims = [getattr(placement, "dim", None) for placement in meta.placements]  # vLLM's Replicate has none

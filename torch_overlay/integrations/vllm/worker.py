@@ -153,10 +153,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Ask the loader where tensors go (`_ask_loader`), meet the trainers and the other workers, and make the
         transfer. Collective over all of them.
 
-        If asking fails, this rank still meets the others and tells them why. Then it raises that error, and they raise
-        a ValueError with its text; otherwise they would wait for the whole timeout.
-
-        Raises as `init_transfer_engine`.
+        Then it raises that error, and they raise a ValueError with its text; otherwise they would wait for the whole
+        timeout.
         """
         problem: Exception | None = None
         try:
@@ -182,11 +180,6 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         If vLLM moves experts (EPLB), each expert's weights are to go where the expert is now. vLLM's own loader uses
         the places that experts had at first, and would write over other experts.
-
-        Raises:
-            ValueError: the trainer's tensors don't fit the model: fp8 scales are missing, the loader refuses a tensor,
-                or experts that vLLM moves can't be written directly. `_found` keeps its value.
-            TypeError: the model's parameters are DTensors.
         """
         self._check_scales()
         self._experts = self._live_experts()
@@ -205,12 +198,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return bool(getattr(self.parallel_config, "enable_eplb", False))
 
     def _live_experts(self) -> LiveExperts | None:
-        """Return the experts as they lie now; None if the server doesn't move them (`enable_eplb`).
-
-        Raises:
-            ValueError: the server adds and removes workers (`enable_elastic_ep`), or vLLM's state of the experts isn't
-                as we know it.
-        """
+        """Return the experts as they lie now; None if the server doesn't move them (`enable_eplb`)."""
         if not self._moves_experts():
             return None
         if getattr(self.parallel_config, "enable_elastic_ep", False):
@@ -221,11 +209,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return LiveExperts(self.model, self._expert_states)
 
     def _plan(self) -> None:
-        """Make the transfer into the present landings, in place of the former one, which is closed. Collective over
-        all trainers and workers. Logs which of the trainer's tensors no worker takes.
-
-        If it fails, the former transfer stays open and in use. Raises as `Transfer`.
-        """
+        """Make the transfer into the present landings, in place of the former one, which is closed. Collective over all
+        trainers and workers."""
         found: Any = self._found
         made = torch_overlay.Transfer(None, found.target(), group=self._place, strict=False, **self._options)
         if self._transfer is not None:
@@ -238,12 +223,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _check_scales(self) -> None:
         """If the server was started from an fp8 checkpoint, check that the trainer sends fp8 weights, each with its
         scale (`NAME_scale` or `NAME_scale_inv`). The loader would cast weights without scales, and keep the scales of
-        the former ones.
-
-        Raises:
-            ValueError: an fp8 tensor comes without its scale; names the first one. Or no fp8 tensor comes at all; names
-                the first tensor that comes.
-        """
+        the former ones."""
         if not getattr(self._quantization, "is_checkpoint_fp8_serialized", False):
             return
         names = {meta.name for meta in self._metas}
@@ -262,15 +242,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _landings(self, load: Callable[..., object]) -> Landings:
         """Ask a loader where it puts the trainer's tensors. Nothing is written directly into memory that vLLM may lay
-        out anew after loading, or that is on another device than the worker's: what goes there comes whole.
-
-        All tensors come whole in two cases. Of a quantized model, where the loader isn't asked. And if the loader
-        refuses tensors while some layer is laid out anew, which may be the reason: a warning is logged.
-
-        Raises:
-            ValueError: the loader refuses tensors, and no layer was laid out anew; or two tensors have one name.
-            TypeError: the loader was asked, and the model's parameters are DTensors.
-        """
+        out anew after loading, or that is on another device than the worker's: what goes there comes whole."""
         if getattr(self.model_config, "quantization", None) is not None:
             return all_whole(load, self.model, self._metas, "the model is quantized")
         anew = {key for module in self.model.modules() if lays_out_anew(module) for key in storages(module)}
@@ -280,11 +252,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 unreliable[storage_of(tensor)] = f"it belongs to another device than {self.device}"
 
         def refused(why: str) -> None:
-            """Log why the loader refuses tensors, if a layer that was laid out anew may be the reason.
-
-            Raises:
-                ValueError: no layer was laid out anew.
-            """
+            """Log why the loader refuses tensors, if a layer that was laid out anew may be the reason."""
             # If vLLM has laid out some layer anew, its loader may refuse tensors now that it takes during a reload,
             # which restores the loader's layout first. Then this isn't an error before the round.
             if not anew:
@@ -318,8 +286,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _load_as_vllm(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
         """Call the model's `load_weights`, which puts experts where they were at first. vLLM's check that a draft head
-        is complete is off meanwhile, since `weights` need not be all of the model's. Returns and raises what
-        `load_weights` does."""
+        is complete is off meanwhile, since `weights` need not be all of the model's."""
         with _all_may_not_come():
             return self.model.load_weights(weights)
 
@@ -393,14 +360,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._end_reload(modules)
 
     def _refuse_an_open_reload(self) -> None:
-        """Refuse a round on all ranks because vLLM up to 0.26 has begun an update in the checkpoint's format.
-
-        Such an update has moved the whole model to meta, and vLLM leaves it there if the update fails. So this puts the
-        model back first.
-
-        Raises:
-            ValueError, RuntimeError: as `_refuse`, which never returns.
-        """
+        """Refuse a round on all ranks because vLLM up to 0.26 has begun an update in the checkpoint's format."""
         self._end_reload(self.model)
         why = (
             "The engine 'torch_overlay' writes into the model itself: begin its updates with "
@@ -410,30 +370,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _refuse(self, why: str) -> NoReturn:
         """Say in place of a run that this worker can't take part. Collective over all trainers and workers. If another
-        worker's landings have changed, so that all ranks plan anew, this rank refuses that plan, too.
-
-        Args:
-            why: the reason, for the error.
-
-        Raises:
-            ValueError: with this reason, once all ranks have heard it. The other ranks raise one, too.
-            RuntimeError: a rank didn't come within the timeout, or the transfer is closed or has failed.
-        """
+        worker's landings have changed, so that all ranks plan anew, this rank refuses that plan, too."""
         told = self._transfer.refuse(why)  # type: ignore[union-attr]
         if MOVED in told:  # by another worker, so that all plan anew: they hear the reason there
             refuse_transfer(self._place, why)  # type: ignore[arg-type]
         raise ValueError(why)
 
     def _run(self, check: bool) -> None:
-        """Run the transfer once. If the landings of this worker don't hold any more, ask the loader again first, and
-        bind what it says. If the plan doesn't hold any more, here or on another worker, all ranks plan anew. Collective
-        over all trainers and workers.
-
-        Raises:
-            ValueError: on all ranks, before anything is sent, if some rank can't run: see `Transfer.run`. Also if vLLM
-                is moving experts, the loader refuses when it is asked again, or planning anew fails: see `Transfer`.
-            RuntimeError: the transfer failed, or a rank didn't come within the timeout. See `Transfer.run`.
-        """
+        """Run the transfer once. If the plan doesn't hold any more, here or on another worker, all ranks plan anew.
+        Collective over all trainers and workers."""
         transfer: Any = self._transfer
         why = None if self._experts is None else self._experts.under_way()
         if why is not None:
@@ -465,10 +410,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _modules_to_reload(self) -> Any:
         """Return what vLLM's layerwise reload gets in place of a model: an object with `modules()`, which yields the
-        modules to which something whole goes.
-
-        Of a quantized model it is the model itself: torchao's loaders look at a switch of it that the reload sets.
-        """
+        modules to which something whole goes."""
         found: Any = self._found
         if getattr(self.model_config, "quantization", None) is not None:
             return self.model
@@ -480,11 +422,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return types.SimpleNamespace(modules=lambda: iter(some))
 
     def _end_reload(self, modules: Any) -> None:
-        """End vLLM's layerwise reload: it lays out the weights of these modules anew, on the worker's device.
-
-        Args:
-            modules: what the reload was begun with (`_modules_to_reload`), or the model.
-        """
+        """End vLLM's layerwise reload: it lays out the weights of these modules anew, on the worker's device."""
         with torch.device(self.device):
             _reload("finalize")(modules, self.model_config)
 
@@ -522,11 +460,7 @@ def options_of(init_info: InitInfo) -> dict[str, Any]:
 
 
 def worker_number(parallel: Any) -> int:
-    """Return the number of this worker among the workers of all data-parallel replicas, from 0.
-
-    Args:
-        parallel: vLLM's ParallelConfig.
-    """
+    """Return the number of this worker among the workers of all data-parallel replicas, from 0."""
     return int(parallel.data_parallel_index * parallel.world_size + parallel.rank)
 
 
@@ -559,12 +493,7 @@ def _boxes(found: Landings | None) -> Any:
 
 
 def _reload(what: str) -> Callable[..., None]:
-    """Return vLLM's function that begins ("initialize") or ends ("finalize") a layerwise reload.
-
-    Raises:
-        ImportError: this vLLM has no module for such reloads.
-        AttributeError: the module has no such function.
-    """
+    """Return vLLM's function that begins ("initialize") or ends ("finalize") a layerwise reload."""
     module = importlib.import_module("vllm.model_executor.model_loader.reload")
     return getattr(module, f"{what}_layerwise_reload")  # type: ignore[no-any-return]
 

@@ -66,9 +66,6 @@ def _is_sum(terms: Sequence[tuple[int, int]], total: int) -> bool:
     """True if sum(stride * factor) can be `total`, for factors from 0 to the one given with each stride. Also True if
     that isn't known after TRIED tries.
 
-    Args:
-        terms: pairs of a stride and its largest factor, by descending stride.
-
     Tries factors from the largest stride on, and stops where the terms that are left can make every sum: `most[k]` is
     the largest sum of the terms from k on, and if `is_dense[k]` they make each number up to it.
     """
@@ -155,11 +152,7 @@ class Shared(NamedTuple):
 
     @staticmethod
     def of(sources: Mapping[int, Part], targets: Mapping[int, Part]) -> Shared:
-        """Compare the parts that a rank reads and writes.
-
-        Args:
-            sources, targets: by index of the move. One part may have several indices.
-        """
+        """Compare the parts that a rank reads and writes."""
         known: dict[tuple[bool, Part], list[int]] = {}
         for is_target, parts in ((False, sources), (True, targets)):
             for number, part in parts.items():
@@ -188,11 +181,7 @@ NOTHING_SHARED = Shared({}, [], [])
 
 
 def _overlapping_spans(parts: Collection[tuple[bool, Part]]) -> Iterator[tuple[tuple[bool, Part], tuple[bool, Part]]]:
-    """Yield each pair of parts whose spans of addresses overlap. Two columns of a matrix do, and share no byte.
-
-    Args:
-        parts: each with whether it is a target.
-    """
+    """Yield each pair of parts whose spans of addresses overlap. Two columns of a matrix do, and share no byte."""
     begun = itertools.count()  # tells apart parts of one end, since parts themselves have no order
     open_parts: list[tuple[int, int, tuple[bool, Part]]] = []  # a heap, by end
     for part in sorted(parts, key=lambda item: item[1].memory.address):

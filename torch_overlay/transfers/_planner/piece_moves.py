@@ -235,11 +235,7 @@ class OnMesh:
         return self._side.replicas, self._side.box(next(iter(self._side.cells()))).elements
 
     def _cell(self, cell: tuple[int, ...]) -> Cell:
-        """Return a cell with its box and holders. Each cell is made once, since it is the key of a dict.
-
-        Args:
-            cell: the mesh coordinate of the cell's first replica, as `Side.cells` returns it.
-        """
+        """Return a cell with its box and holders. Each cell is made once, since it is the key of a dict."""
         if cell not in self._cells:
             self._cells[cell] = Cell(self._side.box(cell), tuple([(rank, 0) for rank in self._side.holders(cell)]))
         return self._cells[cell]
@@ -293,9 +289,6 @@ class Pieced:
         """Yield the numbers of a piece of the source and of one of the target between which elements may move.
 
         Some pairs come more than once. `PieceMove` tells what the numbers mean.
-
-        Args:
-            wanted: for each rank the boxes of its pieces of the target.
         """
         for rank, boxes in wanted:
             for number, box in enumerate(boxes):
@@ -427,11 +420,8 @@ class PieceMove(NamedTuple):
         return self.pieces.target.memory(rank, self.numbers[1])
 
     def lost(self, gone: frozenset[int]) -> bool:
-        """True if some element of the tensor is held by nobody but ranks that are gone. False for a hop within hosts.
-
-        Args:
-            gone: not used; `pieces` was made with the same ranks.
-        """
+        """True if some element of the tensor is held by nobody but ranks that are gone. False for a hop within
+        hosts."""
         return isinstance(self.pieces, Pieced) and self.pieces.missing() is not None
 
     def routes(self, rank: int, send_shares: SendShares) -> Routes:

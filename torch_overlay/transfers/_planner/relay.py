@@ -108,13 +108,6 @@ class Striped:
         """Cut a cell into stripes, and choose the rank that holds each stripe after this hop. Remembered for each cell.
 
         With `is_in_place`, parts that one of the ranks already holds stay with it.
-
-        Args:
-            cell: of the target, with the ranks that want it.
-
-        Returns:
-            Pairs of a slot (a rank and the number of its piece) and the stripe that this piece gets, a box of the whole
-            tensor. Stripes don't overlap, and together they are the cell.
         """
         if cell.box not in self._shared:
             left, shares = [cell.box], []
@@ -135,12 +128,7 @@ class Striped:
 
 
 def stripe_count(size: int, rank_count: int) -> int:
-    """Return into how many stripes a box is cut: one for each rank that wants it, but none shorter than STRIPE.
-
-    Args:
-        size: of the box, in bytes.
-        rank_count: how many ranks want it.
-    """
+    """Return into how many stripes a box is cut: one for each rank that wants it, but none shorter than STRIPE."""
     return min(max(size // STRIPE, 1), rank_count)
 
 
@@ -258,16 +246,7 @@ class Relay(NamedTuple):
         is_in_place: bool,
         hosts: Mapping[int, str],
     ) -> Relay:
-        """Plan the hops of one tensor.
-
-        Args:
-            shape: of the tensor.
-            ends: the source and the target.
-            itemsize: the bytes of an element.
-            turn: see `Striped`.
-            is_in_place: True if a rank may have some of what it wants.
-            hosts: for each rank of the target the name of its host; empty if no rank gave one.
-        """
+        """Plan the hops of one tensor."""
         source, target = ends
         first = Striped(target, source, itemsize, turn, is_in_place)
         if not hosts:
@@ -299,12 +278,7 @@ class Turns:
     def next(self, end: Listed | OnMesh, itemsize: int) -> int | None:
         """Return the turn of the next tensor, and count the bytes that it gives to ranks: the place, among the ranks
         that want it, of the one with the least so far. None if no two ranks want an element of it, so that it needs no
-        relay.
-
-        Args:
-            end: which rank wants which boxes of the tensor.
-            itemsize: the bytes of an element.
-        """
+        relay."""
         rank_count, elements = end.most_replicated()
         if rank_count == 1:
             return None

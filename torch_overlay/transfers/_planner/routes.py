@@ -61,12 +61,7 @@ class Line(NamedTuple):
 
     @staticmethod
     def of(move: Move, cell: Coordinate, weights: Sequence[int] | None = None) -> Line:
-        """Return the line of a cell of the source.
-
-        Args:
-            cell: as `Side.cells` returns it.
-            weights: for each replica, in proportion to what it is to send; None, or all 0, for equal shares.
-        """
+        """Return the line of a cell of the source."""
         source, target = move.source, move.target
         box, replicas = source.box(cell), source.replicas
         holes = sorted(_in_place(move, cell, box)) if source.ranks.meets(target.ranks) else []
@@ -79,12 +74,7 @@ class Line(NamedTuple):
         return Line(cell, box, total, tuple([begin for begin, _ in holes]), gone, ends, replicas)
 
     def begin(self, copy: int, part: Box) -> int:
-        """Return where the interval of one target rank begins: a position on the line without holes, in elements.
-
-        Args:
-            copy: the rank's replica number in the target; each replica wants one copy of the box.
-            part: the part of the box that the rank wants, as a box of the whole tensor.
-        """
+        """Return where the interval of one target rank begins: a position on the line without holes, in elements."""
         return self.closed(copy * self.box.elements + place_in(part, self.box))
 
     def closed(self, place: int) -> int:
@@ -112,12 +102,8 @@ class Line(NamedTuple):
         return guess
 
     def senders(self, begin: int, part: Box) -> Iterator[tuple[int, int, int]]:
-        """Yield (replica, first, last) for each replica that sends some of a part: the elements from `first` to
-        `last - 1` of it, counted row-major.
-
-        Args:
-            begin: where the part begins on the line.
-        """
+        """Yield (replica, first, last) for each replica that sends some of a part: the elements from `first` to `last -
+        1` of it, counted row-major."""
         replica, place, elements = self.sender(begin), begin, part.elements
         while place < begin + elements:
             first, last = self.cut(replica, begin, part)
@@ -128,11 +114,7 @@ class Line(NamedTuple):
 
     def cut(self, replica: int, begin: int, part: Box) -> tuple[int, int]:
         """Return (first, last): the replica sends the elements from `first` to `last - 1` of a part, counted row-major;
-        nothing if both are equal.
-
-        Args:
-            begin: where the part begins on the line.
-        """
+        nothing if both are equal."""
         elements, grain = part.elements, grain_of(part)
         first, last = [min(max(self.end(r) - begin, 0), elements) for r in (replica - 1, replica)]
         # Two neighbours round the position between them alike, so that each element has one sender.
@@ -140,11 +122,7 @@ class Line(NamedTuple):
 
 
 def _in_place(move: Move, cell: Coordinate, box: Box) -> Iterator[tuple[int, int]]:
-    """Yield the holes of a line: what target ranks want of the box and already hold, so that nobody sends it.
-
-    Yields:
-        For each such rank, in elements: the position of the hole on the line with holes, and its length. Not sorted.
-    """
+    """Yield the holes of a line: what target ranks want of the box and already hold, so that nobody sends it."""
     source, target = move.source, move.target
     for replica in range(source.replicas):
         there = target.ranks.coordinate(source.holder(cell, replica))
@@ -218,16 +196,7 @@ SendShares = Mapping[tuple[ReplicaClass, "Coordinate"], Sequence[int]]
 
 
 def shares_of_replicas(moves: Iterable[Move], gone: frozenset[int] = frozenset()) -> SendShares:
-    """Compute how many bytes each replica is to send, over all tensors.
-
-    Args:
-        moves: all moves on meshes, the same on every rank.
-        gone: ranks that send nothing.
-
-    Returns:
-        For each class and cell, the bytes of its replicas in their order. What isn't there is shared evenly; so empty
-        if equal shares are best.
-    """
+    """Compute how many bytes each replica is to send, over all tensors."""
     counted = Counter(moves)
     if not gone and (_is_even(counted) or all(move.source.replicas == 1 for move in counted)):
         return {}
@@ -279,11 +248,7 @@ class _CellShare(NamedTuple):
             given = upto
 
     def level(self, loads: dict[int, int]) -> None:
-        """Share the same bytes anew, so that the loads of the replicas differ as little as can be.
-
-        Args:
-            loads: for each rank the bytes of all cells; this function updates it.
-        """
+        """Share the same bytes anew, so that the loads of the replicas differ as little as can be."""
         others = [loads[rank] - load for rank, load in zip(self.ranks, self.loads)]
         self.loads[:] = filled(others, sum(self.loads))
         for rank, other, load in zip(self.ranks, others, self.loads):
@@ -291,11 +256,7 @@ class _CellShare(NamedTuple):
 
 
 def _level(loads: dict[int, int], shares: list[_CellShare]) -> None:
-    """Level the shares of one cell after the other, until the largest load stops falling. Changes both arguments.
-
-    Args:
-        loads: for each rank the bytes of all cells.
-    """
+    """Level the shares of one cell after the other, until the largest load stops falling. Changes both arguments."""
     shares.sort(key=lambda share: len(share.ranks))  # those with little choice first
     for _ in range(ROUNDS):
         busiest = max(loads.values(), default=0)
@@ -412,11 +373,7 @@ class Move(NamedTuple):
         return self.source.lost(gone)
 
     def routes(self, rank: int, send_shares: SendShares) -> Routes:
-        """Compute what a rank sends, receives and keeps.
-
-        Args:
-            send_shares: how replicas share what they send, as `shares_of_replicas` returns it; the same on every rank.
-        """
+        """Compute what a rank sends, receives and keeps."""
         kept = self.kept(rank)
         return Routes(sends(self, rank, send_shares), receives(self, rank, send_shares), [] if kept is None else [kept])
 
@@ -428,11 +385,7 @@ def _box_of(side: Side, rank: int) -> Box | None:
 
 
 def receives(move: Move, rank: int, send_shares: SendShares) -> list[Share]:
-    """Compute what a rank receives, ordered by box. Empty for a rank outside of the target.
-
-    Args:
-        send_shares: as of `Move.routes`.
-    """
+    """Compute what a rank receives, ordered by box. Empty for a rank outside of the target."""
     source, target = move.source, move.target
     target_coordinate = target.ranks.coordinate(rank)
     if target_coordinate is None:
@@ -456,9 +409,6 @@ def sends(move: Move, rank: int, send_shares: SendShares) -> list[Share]:
     """Compute what a rank sends. Empty for a rank outside of the source.
 
     It only visits the copies that have some of the rank's own interval of the line, not all replicas of the target.
-
-    Args:
-        send_shares: as of `Move.routes`.
     """
     source, target = move.source, move.target
     coordinate = source.ranks.coordinate(rank)
@@ -495,11 +445,7 @@ def _holds(move: Move, rank: int, cell: Coordinate) -> bool:
 
 def _copies(line: Line, copies: int, low: int, high: int) -> Iterator[int]:
     """Yield the numbers of the copies of the line's box that have an element between the positions `low` and `high` of
-    the line, ascending. Bisects for the first, because a line may have thousands of copies.
-
-    Args:
-        copies: how many there are: the replicas of the target.
-    """
+    the line, ascending. Bisects for the first, because a line may have thousands of copies."""
     elements = line.box.elements
     first, beyond = 0, copies
     while first < beyond:

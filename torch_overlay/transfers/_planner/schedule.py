@@ -72,13 +72,7 @@ class Load(NamedTuple):
     apart: int = 0
 
     def then(self, part: Load) -> Load | None:
-        """Return this load extended by the next part of the same blocks. None if that gives no load.
-
-        Args:
-            part: a block that follows this load's block along one dim, has the size of one of its parts, and the same
-                `step`. If this load has several parts already, the dim must be the one along which they are cut, and
-                `part` must lie in the buffer at the same distance from the last part as the parts lie from one another.
-        """
+        """Return this load extended by the next part of the same blocks. None if that gives no load."""
         (start, length), apart = self.box, part.at - self.at - (self.parts - 1) * self.apart
         dims = [dim for dim, (own, other) in enumerate(zip(start, part.box.start)) if own != other]
         if len(dims) != 1 or self.step != part.step or (self.parts > 1 and (*dims, apart) != (self.dim, self.apart)):
@@ -206,13 +200,8 @@ class Stream:
             self.size += item.step * len(item.tensors)
 
     def cut(self, number: int, count: int) -> Iterator[Item]:
-        """Yield the items of the stream that one exchange carries: part `number` of `count` equal parts of its bytes.
-        Each end is rounded down to a whole element.
-
-        Args:
-            number: of the exchange, from 0.
-            count: how many exchanges the run has.
-        """
+        """Yield the items of the stream that one exchange carries: part `number` of `count` equal parts of its
+        bytes. Each end is rounded down to a whole element."""
         if count == 1:
             yield from self.items
             return
@@ -255,13 +244,7 @@ class Schedule(NamedTuple):
 
     @staticmethod
     def of(moves: Sequence[AnyMove], rank: int, gone: frozenset[int] = frozenset()) -> Schedule:
-        """Compute the schedule of a rank.
-
-        Args:
-            moves: all moves of the transfer, in one order on every rank. A move that planners planned may be left out
-                on ranks without a part in it.
-            gone: ranks that send nothing.
-        """
+        """Compute the schedule of a rank."""
         send_shares = shares_of_replicas([move for move in moves if isinstance(move, Move)], gone)
         # The 32 equal layers of a model are planned once.
         alike: dict[AnyMove, list[int]] = {}
@@ -285,11 +268,8 @@ class Schedule(NamedTuple):
         return Schedule(streams[0], streams[1], kept)
 
     def in_order(self, place: Mapping[int, int]) -> Schedule:
-        """Return the schedule with its streams in the order in which the group has the ranks, as an all-to-all needs.
-
-        Args:
-            place: for each rank its position in the process group.
-        """
+        """Return the schedule with its streams in the order in which the group has the ranks, as an all-to-all
+        needs."""
         streams = [{peer: by_peer[peer] for peer in sorted(by_peer, key=place.__getitem__)} for by_peer in self[:2]]
         return Schedule(streams[0], streams[1], self.kept)
 
@@ -324,11 +304,7 @@ class Schedule(NamedTuple):
         return -(-self.staged // count) if count > 1 else self.sent + self.received
 
     def least(self, budget: int) -> int:
-        """Return the fewest exchanges with which this rank has at most `budget` bytes in buffers.
-
-        Raises:
-            BudgetTooSmall: no number is enough, since what fills each message up takes more than the budget.
-        """
+        """Return the fewest exchanges with which this rank has at most `budget` bytes in buffers."""
         out, into = ROUNDED * len(self.sends), ROUNDED * len(self.receives)
         # One exchange needs no third buffer: nothing is packed or unpacked beside it.
         if self.sent + out + self.received + into <= budget:
@@ -340,19 +316,11 @@ class Schedule(NamedTuple):
         return max(2, -(-self.staged // room))
 
     def packed(self, number: int, count: int, large: Large | None = None) -> Messages:
-        """Return what this rank sends in exchange `number` of `count`.
-
-        Args:
-            large: which pieces travel by themselves, the same on all ranks; None if none does.
-        """
+        """Return what this rank sends in exchange `number` of `count`."""
         return _messages(self.sends, number, count, large)
 
     def landed(self, number: int, count: int, large: Large | None = None) -> Messages:
-        """Return what this rank receives in exchange `number` of `count`.
-
-        Args:
-            large: which pieces travel by themselves, the same on all ranks; None if none does.
-        """
+        """Return what this rank receives in exchange `number` of `count`."""
         return _messages(self.receives, number, count, large)
 
 
@@ -368,12 +336,7 @@ def _kept_schedule(moves: tuple[AnyMove, ...], rank: int) -> Schedule:
 
 
 def kept_schedule(moves: Sequence[AnyMove], rank: int, ranks: int) -> Schedule:
-    """Return the schedule of a rank, and remember it: a program that saves its model does so again and again.
-
-    Args:
-        moves: as of `Schedule.of`.
-        ranks: how many ranks take part. A schedule of many moves among many ranks isn't remembered, for its memory.
-    """
+    """Return the schedule of a rank, and remember it: a program that saves its model does so again and again."""
     return _kept_schedule(tuple(moves), rank) if len(moves) * ranks <= KEPT else Schedule.of(moves, rank)
 
 
@@ -491,16 +454,7 @@ class Flow(NamedTuple):
 
     @staticmethod
     def of(moves: Sequence[AnyMove], budget: int, gone: frozenset[int] = frozenset()) -> Flow:
-        """Compute the schedules of all ranks, and add them up.
-
-        Args:
-            moves: all moves of a transfer.
-            budget: bytes.
-            gone: ranks that send nothing.
-
-        Raises:
-            BudgetTooSmall: for some rank.
-        """
+        """Compute the schedules of all ranks, and add them up."""
         ranks = {rank for move in moves for rank in move.members}
         schedules = {rank: Schedule.of(moves, rank, gone) for rank in sorted(ranks - gone)}
         sent: Counter[tuple[int, int]] = Counter()

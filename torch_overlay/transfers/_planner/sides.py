@@ -47,15 +47,7 @@ class Ranks:
 
     @staticmethod
     def of(ranks: Iterable[int], sizes: Iterable[int]) -> Ranks:
-        """Return the ranks of a whole mesh.
-
-        Args:
-            ranks: row-major.
-            sizes: for each axis.
-
-        Raises:
-            ValueError: there are more or fewer ranks than coordinates, or a rank stands twice.
-        """
+        """Return the ranks of a whole mesh."""
         return Ranks(ranks, map(range, sizes))
 
     def at(self, coordinate: Sequence[int]) -> int:

@@ -47,11 +47,7 @@ class Groups:
     def of(axes: Iterable[Iterable[int]] | None, sizes: tuple[int, ...]) -> Groups:
         """Make the groups over these sets of axes, in any order; all groups if `axes`
         is None. Axes of size 1 are left out, and so are sets with fewer than two
-        others.
-
-        Args:
-            sizes: the size of each axis.
-        """
+        others."""
         if axes is None:
             return Groups(sizes)
         joint = (tuple(sorted(a for a in group if sizes[a] > 1)) for group in axes)
@@ -240,11 +236,6 @@ def most_sent(
     and the receiver may have any on axis 1: (0, 0) and (1, 1) send what they hold to
     two ranks, one of which is the rank itself. On a diagonal the receiver's coordinate
     on axis 1 follows from that on axis 0, so each rank sends what it holds to one rank.
-
-    Args:
-        diagonals: the pairs of digits that choose the senders; none for the nearest
-            ones.
-        least_kept: the least number of elements that a rank both holds and wants.
     """
     before, after, shards = exchange.before, exchange.after, exchange.shards
     paired = {diagonal.replica for diagonal in diagonals}
@@ -298,10 +289,6 @@ def _most_along(
 def _most_within(elements: int, levels: Sequence[tuple[int, bool]]) -> int:
     """Return how many of `elements` in a row can lie where some digits have one fixed
     value each.
-
-    Args:
-        levels: the digits, from the most significant one on: over how many elements a
-            digit keeps its value, and whether all its values count.
 
     From R·S0 to S0·S0 on (2, 2), eight elements: rank (0, 0) holds four in a row. It
     sends those where axis 0 is at 0, which are four in a row; axis 1, which keeps its
@@ -419,11 +406,7 @@ def bytes_of(steps: Sequence[Step], itemsize: int) -> int:
 def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
     """Split a step into as many rounds as keep its buffers small, while each round
     still has enough bytes to be worth its latency. Returns any other step than an
-    all-to-all or reduce-scatter as it is.
-
-    Args:
-        is_view: the input of the step is a view of a larger tensor.
-    """
+    all-to-all or reduce-scatter as it is."""
     if not isinstance(step, (AllToAll, ReduceScatter)):
         return step
     staged, most = staged_and_most_rounds(step, is_view)
@@ -442,11 +425,7 @@ def staged_and_most_rounds(
     """Return the elements that a step packs and receives, and the number of rounds from
     which on its buffers are small enough. They may have as many elements as the rank
     holds (about as many if cuts are uneven); for a reduce-scatter, half of what one
-    round would pack.
-
-    Args:
-        is_view: the input of the step is a view of a larger tensor.
-    """
+    round would pack."""
     if len(step.axes) == 1:
         # The step-by-step path needs the same buffers for one axis.
         return 0, 1

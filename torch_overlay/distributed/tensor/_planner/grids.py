@@ -63,9 +63,6 @@ def grids(
     An all-gather sends its local tensor as it is, so its pack is None. A reduce-scatter
     receives its result as it is, so its unpack is None. The unpack of an all-to-all
     that reduces has the terms first, as many dims as `step.reduced` has axes.
-
-    Args:
-        held, wanted: the boxes of this rank before and after the step.
     """
     cuts = _gone_and_new(step)
     if cuts is None:
@@ -160,11 +157,7 @@ def _gone_and_new(
 
 def _names(cuts: Iterable[tuple[int, ...]]) -> list[str]:
     """Return the names of the dims of a local tensor that is viewed as a grid: each dim
-    after the axes that cut it, as `grids` names them.
-
-    Args:
-        cuts: for each dim, the axes that cut it in the step.
-    """
+    after the axes that cut it, as `grids` names them."""
     return [
         name
         for dim, axes in enumerate(cuts)
@@ -190,9 +183,6 @@ def _grid(wire: Mapping[str, int], read: list[str], written: list[str]) -> Grid:
     >>> wire = {"a0": 2, "a1": 2, "d0": 2, "d1": 4}
     >>> _grid(wire, read=["d0", "a1", "d1"], written=["a0", "a1", "d0", "d1"])
     Grid(lengths=(1, 2, 2, 4), expanded=(2, 2, 2, 4), order=(0, 2, 1, 3))
-
-    Args:
-        wire: for each dim of the buffer that is sent or received, its length by name.
     """
     repeated = [name for name in written if name not in read]
     names = [*repeated, *read]

@@ -289,18 +289,7 @@ class Cuts(NamedTuple):
         factors: Sequence[int] | None = None,
     ) -> Cuts:
         """Return the orders and pending reductions that placements give a tensor of any
-        shape.
-
-        Args:
-            dims, ops, sizes, shard_order, factors: as in `Regions.of`.
-            ndim: how many dims the tensor has.
-
-        Raises:
-            ValueError: the spec is wrong, as in `Regions.of`.
-            NotPlanned: a split factor isn't the product of the sizes of later axes on
-                its dim, or the reduction isn't in `OPS`. `on` checks that reordered
-                dims are cut evenly.
-        """
+        shape."""
         _check(dims, ops, ndim, sizes)
         mesh_orders = _orders(dims, (1,) * len(sizes), ndim, sizes)
         if shard_order is not None:
@@ -318,11 +307,7 @@ class Cuts(NamedTuple):
         )
 
     def on(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Regions:
-        """Return the regions of a tensor of this shape.
-
-        Raises:
-            NotPlanned: a dim in `reordered_dims` isn't cut evenly.
-        """
+        """Return the regions of a tensor of this shape."""
         # Even boxes have the same shape in every order, so all readers of the spec
         # agree.
         for dim in self.reordered_dims:
@@ -366,27 +351,7 @@ class Regions(_RegionsFields):
         shard_order: Iterable[tuple[int, Sequence[int]]] | None = None,
         factors: Sequence[int] | None = None,
     ) -> Regions:
-        """Make the regions of a spec.
-
-        Args:
-            dims: for each axis, the dim that it shards, or None.
-            ops: for each axis, the pending reduction, or None.
-            shape: the global shape.
-            sizes: the size of each axis.
-            shard_order: for each sharded dim, its axes from outer to inner. Without it
-                the order is that of the mesh or, with `factors`, the one that these
-                express. Give one of them at most.
-            factors: for each axis, the split factor of a strided shard; 1 for other
-                placements.
-
-        Raises:
-            ValueError: the spec is wrong: a wrong number of placements, a dim out of
-                range, different reductions in one tensor, a shard order that doesn't
-                list the axes of a dim.
-            NotPlanned: the spec is right, but a dim in another order is cut unevenly, a
-                split factor isn't the product of the sizes of later axes on its dim, or
-                the reduction isn't in `OPS`.
-        """
+        """Make the regions of a spec."""
         shape, sizes = tuple(shape), tuple(sizes)
         return Cuts.of(dims, ops, len(shape), sizes, shard_order, factors).on(
             shape, sizes
@@ -435,14 +400,6 @@ class Regions(_RegionsFields):
 
         The time is proportional to the number of parts, not to the number of
         coordinates.
-
-        Args:
-            box: the box, in the global tensor.
-            ranges: for each axis, the coordinates to look at. Along an axis that
-                doesn't shard, all coordinates hold the same, so only the first
-                coordinate of its range is yielded.
-            origin: the element that is at 0 in the parts; the tensor's first element if
-                not given.
         """
         zero = (0,) * len(self.shape) if origin is None else origin
         dims = [
@@ -469,13 +426,7 @@ class Regions(_RegionsFields):
         self, dim: int, start: int, length: int, ranges: Sequence[range], zero: int
     ) -> list[Chunk]:
         """Return the pieces of a dim that overlap an interval, in ascending order and
-        cut down to it. None for an empty interval.
-
-        Args:
-            start, length: the interval, in elements of the global tensor.
-            ranges: for each axis, the coordinates to look at.
-            zero: the element that is at 0 in the pieces.
-        """
+        cut down to it. None for an empty interval."""
         cuts = [(axis, self.sizes[axis], ranges[axis]) for axis in self.orders[dim]]
         # An empty box is nowhere, so nobody holds a part of it.
         if not length:
@@ -570,12 +521,7 @@ def _chunks(
 ) -> Iterator[Chunk]:
     """Yield the pieces that overlap the interval from `low` to `high`, when `length`
     elements from `start` on are cut by these axes. The interval must lie within these
-    elements and not be empty.
-
-    Args:
-        cuts: for each axis, outer to inner: the axis, its size and the coordinates that
-            count.
-    """
+    elements and not be empty."""
     if not cuts:
         yield low, high - low, ()
         return
@@ -635,13 +581,7 @@ def _check(
     ndim: int,
     sizes: tuple[int, ...],
 ) -> None:
-    """Check the placements of a spec, as `Regions.of` takes them.
-
-    Raises:
-        ValueError: a wrong number of placements, a dim out of range, or different
-            reductions in one tensor. A sum and an average may mix.
-        NotPlanned: a reduction isn't in `OPS`.
-    """
+    """Check the placements of a spec, as `Regions.of` takes them."""
     if not len(dims) == len(ops) == len(sizes):
         got = f"{len(dims)} dims and {len(ops)} reductions"
         raise ValueError(
@@ -672,12 +612,7 @@ def _orders(
     sizes: tuple[int, ...],
 ) -> tuple[tuple[int, ...], ...]:
     """Return the orders that placements and split factors express: for each dim, the
-    axes that cut it, outer to inner.
-
-    Raises:
-        NotPlanned: a split factor isn't the product of the sizes of later axes on its
-            dim.
-    """
+    axes that cut it, outer to inner."""
     # From the last axis to the first: a plain shard cuts before all later axes of its
     # dim, a strided one after those whose sizes multiply to its split factor.
     orders: list[list[int]] = [[] for _ in range(ndim)]
@@ -689,16 +624,7 @@ def _orders(
 
 
 def _depth(order: list[int], sizes: tuple[int, ...], factor: int, axis: int) -> int:
-    """Return how many axes of the order cut before a shard with this split factor.
-
-    Args:
-        order: the later axes on the dim, outer to inner.
-        axis: the axis of the shard, for the message.
-
-    Raises:
-        NotPlanned: the factor isn't the product of the sizes of the first of these
-            axes.
-    """
+    """Return how many axes of the order cut before a shard with this split factor."""
     for depth in range(len(order) + 1):
         if math.prod(sizes[a] for a in order[:depth]) == factor:
             return depth
@@ -714,14 +640,7 @@ def _given_orders(
     sizes: tuple[int, ...],
 ) -> tuple[tuple[int, ...], ...]:
     """Return an explicit shard order without axes of size 1, checked against the
-    placements.
-
-    Args:
-        mesh_orders: for each dim, the axes that the placements cut it by, ascending.
-
-    Raises:
-        ValueError: the order of a dim doesn't list just these axes.
-    """
+    placements."""
     given = dict(shard_order)
     orders = tuple(
         tuple(a for a in given.get(dim, ()) if sizes[a] > 1)

@@ -122,10 +122,6 @@ def _crosses(
 
     It has the same if the other axes make the same pieces for `axis` to cut, or if
     these pieces hold at most one element, which is always at coordinate 0.
-
-    Args:
-        blocks: the lengths of the blocks.
-        old, new: the axes that cut a block before and after, outer to inner.
     """
     for block in blocks:
         old_sizes, new_sizes = (
@@ -175,12 +171,7 @@ def move(
     limit: float = math.inf,
 ) -> tuple[Step, ...]:
     """Return the best plan from `before` to `after`, whose pending reductions are the
-    same. No steps if the regions are equal.
-
-    Args:
-        limit: the plan has at most so many collectives, unless the groups at hand force
-            more.
-    """
+    same. No steps if the regions are equal."""
     axes = crossed(before, after)
     if not axes:
         return () if before == after else (Narrow(before, after),)
@@ -204,11 +195,7 @@ def _in_one(
     before: Regions, after: Regions, axes: frozenset[int], groups: Groups
 ) -> Iterator[tuple[Step, ...]]:
     """Yield the plans with one collective, some after a narrow; none if the groups at
-    hand allow none.
-
-    Args:
-        axes: what `crossed` returns for these regions; not empty.
-    """
+    hand allow none."""
     # Narrow first, which is a view: then only the axes of the group cut what is left.
     narrow = cut_toward(before, after, before.free)
     first = () if narrow == before else (Narrow(before, narrow),)
@@ -236,10 +223,6 @@ def all_to_alls(
     Where the nearest replicas would send much and the others nothing, all of them can
     send, see `Diagonal`. Only axes that are replicated in the source and cut the target
     are added: an axis whose placement stays takes no part.
-
-    Args:
-        free: the free axes of the source before it was narrowed.
-        op: the reduction over `exchange.reduced`, if any.
     """
     before, after, axes, reduced = exchange
     has_exact_group = groups.has(axes)
@@ -295,9 +278,6 @@ def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
     makes cuts of `after` where they then fit. Of all groups that allow it, choose the
     one with most axes. Ties go to the smallest boxes, then to the group whose cuts
     block cuts of `after` on most dims, then to the group with fewest ranks.
-
-    Raises:
-        AssertionError: no group allows it. A group over a single axis always does.
     """
     wrong = misplaced(now, after)
     candidates = []
@@ -652,15 +632,7 @@ class Reduction:
         self, now: Regions, cut: Regions, left: frozenset[int]
     ) -> tuple[tuple[int, ...], Regions]:
         """Return the next group to reduce over on the way from `now` to `cut`, and the
-        boxes after that reduce-scatter.
-
-        Args:
-            left: the pending axes that have no reduce-scatter yet. The group is some of
-                them.
-
-        Raises:
-            AssertionError: no group of these axes makes the next cut. That is a fault
-                of the planner."""
+        boxes after that reduce-scatter."""
         for group in self.groups.within(left):
             then = cut_toward(now.without_pending(group), cut, now.free.union(group))
             if then.sharded.issuperset(group):
@@ -737,11 +709,7 @@ def reduce_group_by_group(reduction: Reduction) -> Iterator[Beginning]:
 
 
 def _reduce_or_move(reduction: Reduction, now: Regions, early: bool) -> Beginning:
-    """Return the next steps of `reduce_group_by_group`, and the regions after them.
-
-    Args:
-        early: if no cut fits, all-reduce at once. Otherwise move until one does.
-    """
+    """Return the next steps of `reduce_group_by_group`, and the regions after them."""
     narrow = cut_toward(now, reduction.after, now.free)
     first = () if narrow == now else (Narrow(now, narrow),)
     pending = reduction.axes & now.pending
@@ -811,15 +779,6 @@ def plan(
     Of the plans that are tried it is the fastest by `cost`; where a reduction ends, the
     fastest of those that bring the fewest bytes. If every joint group exists, it has
     one collective at most, or two where a reduction ends.
-
-    Args:
-        groups: the sets of axes that have a joint group; single axes always have one.
-            None: all sets have one.
-
-    Raises:
-        ValueError: source and target are of different tensors or meshes.
-        NotPlanned: the target has a pending reduction that can't be made from the
-            source.
     """
     return in_rounds(
         plan_at_once(source, target, itemsize, groups, cost), itemsize, cost
@@ -835,17 +794,7 @@ def plan_at_once(
     tried: set[int] | None = None,
 ) -> tuple[Step, ...]:
     """Return the plan before large steps are split into rounds. The arguments are those
-    of `plan`.
-
-    Args:
-        tried: if given, the dims that `Scatters` cut in some candidate are added. None
-            are added where the target has new terms.
-
-    Raises:
-        ValueError: source and target are of different tensors or meshes.
-        NotPlanned: the target has a pending reduction that can't be made from the
-            source.
-    """
+    of `plan`."""
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(
             f"no way from {source.shape} on {source.sizes} to {target.shape} on "
@@ -863,15 +812,7 @@ def _plan_with_terms(
     cost: Cost,
     tried: set[int] | None,
 ) -> tuple[Step, ...]:
-    """Plan a change in which values may become terms of a pending reduction.
-
-    Args:
-        tried: see `plan_at_once`.
-
-    Raises:
-        NotPlanned: the target has a pending reduction that can't be made from the
-            source.
-    """
+    """Plan a change in which values may become terms of a pending reduction."""
     new_terms = _new_terms(source, target)
     if not new_terms:
         return _reduce_and_move(source, target, have, itemsize, cost, tried)
@@ -1006,11 +947,7 @@ def _reduce_and_move(
     cost: Cost,
     tried: set[int] | None = None,
 ) -> tuple[Step, ...]:
-    """Plan a change that makes no new terms.
-
-    Args:
-        tried: see `plan_at_once`.
-    """
+    """Plan a change that makes no new terms."""
     ended = source.pending - target.pending
     if not ended:
         return move(source, target, groups, itemsize, cost)
@@ -1036,11 +973,7 @@ def _reduce_and_move(
 
 
 def _new_terms(source: Regions, target: Regions) -> frozenset[int]:
-    """Return the axes on which the target is pending and the source isn't.
-
-    Raises:
-        NotPlanned: what the source has on such an axis can't become a term.
-    """
+    """Return the axes on which the target is pending and the source isn't."""
     for axis, (old, new) in enumerate(zip(source.partial, target.partial)):
         if new is None or new == old:
             continue
@@ -1066,22 +999,14 @@ def line(
     names: Sequence[str] | None = None,
 ) -> str:
     """Return a plan as one line: the specs, and each step with its axes and the bytes
-    that the busiest rank receives.
-
-    Args:
-        names: the names of the axes; a, b, c and so on without them.
-    """
+    that the busiest rank receives."""
     text = ", ".join(_step_text(step, itemsize, names) for step in steps)
     return f"{source} → {target}: {text or 'nothing to do'}"
 
 
 def _step_text(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
     """Return one step of a plan as text. The bytes are those that the busiest rank
-    receives.
-
-    Args:
-        names: the names of the axes; a, b, c and so on without them.
-    """
+    receives."""
     name = NAMES[type(step)]
     if isinstance(step, Divide):
         return f"{name} by {step.by}"

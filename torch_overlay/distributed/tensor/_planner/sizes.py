@@ -88,12 +88,7 @@ def plan_form(
     cost: Cost,
 ) -> Steps | None:
     """Return the plan of the form, with elements of `1 << power` bytes. None if the
-    search tried other dims to cut on the way. Raises as `plan` does.
-
-    Args:
-        parts: the shape of the form.
-        groups: the sets of axes that have a joint group; None for all sets.
-    """
+    search tried other dims to cut on the way. Raises as `plan` does."""
     tried: set[int] = set()
     steps = plan_at_once(
         on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost, tried
@@ -111,11 +106,7 @@ def _forms(
     cost: Cost,
 ) -> Forms:
     """Return the shared plans of a change. Cached: the plans that are entered in it are
-    there at the next call.
-
-    Args:
-        before, after: regions without a shape, see `on_shape`.
-    """
+    there at the next call."""
     return Forms(rounded_parts(before, after), {})
 
 

@@ -321,12 +321,7 @@ class Collective(_Change):
         self, coordinate: Coordinate, whole: Box, parts: Regions
     ) -> list[Piece]:
         """Return the part of a box of this rank that each member holds by `parts`, in
-        the order of the members. Members with an empty part are left out.
-
-        Args:
-            whole: the box. The pieces are counted from its first element.
-            parts: the regions that say what each member holds.
-        """
+        the order of the members. Members with an empty part are left out."""
         holders = _holders_of(whole, parts, self._ranges(coordinate, self.axes))
         return sorted([Piece(self.member(holder), box) for holder, box in holders])
 
@@ -488,11 +483,7 @@ def _holders_of(
     mine: Box, theirs: Regions, ranges: list[range]
 ) -> Iterator[tuple[list[int], Box]]:
     """Yield who holds a part of my box by `theirs`, and the part, counted from the
-    first element of my box. Ranks without a part are left out.
-
-    Args:
-        ranges: for each axis, the coordinates to look at.
-    """
+    first element of my box. Ranks without a part are left out."""
     replicated = [
         axis
         for axis, coordinates in enumerate(ranges)

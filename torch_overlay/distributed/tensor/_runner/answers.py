@@ -59,19 +59,7 @@ def find_answer(
     forced: bool | None,
 ) -> Answer:
     """Return a program for this local tensor, ready to run, or the reason why there is
-    none. A new answer is remembered, and a new plan is logged.
-
-    Args:
-        mesh: the mesh of `source`, as a real `DeviceMesh`.
-        local: the local tensor; its class, dtype and shape matter, its values don't.
-        async_op: the caller doesn't wait for the last collective.
-        forced: the caller's ``use_graph_based_transform``.
-
-    Raises:
-        ValueError: the local tensor has another shape than its spec says, and the other
-            ranks would wait for this one in a collective.
-        RuntimeError: the program needs a process group that was destroyed.
-    """
+    none. A new answer is remembered, and a new plan is logged."""
     reason = why_not(mesh, source, target, forced, local)
     if reason is not None:
         return Fallback(reason)
@@ -171,10 +159,6 @@ def _conditions(
 
     Conditions that hold anyway aren't given, since every guard may cause a
     recompilation.
-
-    Args:
-        parts: for each dim, what its length must be a multiple of.
-        least, most: bounds on the elements of the global tensor; `most` may be None.
     """
     symbolic = [
         (size, part)
@@ -196,12 +180,7 @@ def _conditions(
 
 def find_or_make_answer(question: Question, mesh: DeviceMesh) -> Answer:
     """Return the remembered answer to a question, or make and remember it. `CACHED`
-    answers are kept; at the next one all are forgotten.
-
-    Raises:
-        RuntimeError: a process group that the plan needs was destroyed. Nothing is
-            remembered then.
-    """
+    answers are kept; at the next one all are forgotten."""
     answers = shared_state(mesh).remembered.answers
     answer = answers.get(question)
     if answer is None:
@@ -216,11 +195,7 @@ def find_or_make_answer(question: Question, mesh: DeviceMesh) -> Answer:
 
 def _make_answer(question: Question, mesh: DeviceMesh) -> Answer:
     """Plan, log the plan and look up its process groups; a Fallback if that isn't
-    possible.
-
-    Raises:
-        RuntimeError: a process group that the plan needs was destroyed.
-    """
+    possible."""
     try:
         program = make_program(question, mesh)
         tell(program)
@@ -238,10 +213,6 @@ def _check_local_shape(answer: Answer, local: torch.Tensor) -> Answer:
     Falling back on this rank alone is safe only if the other ranks don't wait for it:
     if the plan has no collective, or if it is the padded all-gather that the
     step-by-step path runs for uneven shards, too.
-
-    Raises:
-        ValueError: the other ranks would wait in a collective that this rank can't
-            join.
     """
     if isinstance(answer, Fallback) or tuple(local.shape) == answer.held.length:
         return answer
@@ -263,11 +234,7 @@ def _check_local_shape(answer: Answer, local: torch.Tensor) -> Answer:
 
 
 def forget_answers(_: None = None) -> None:  # overlay only
-    """Forget the answers and looked-up groups of all meshes.
-
-    Args:
-        _: not used.
-    """
+    """Forget the answers and looked-up groups of all meshes."""
     for shared in list(states):
         shared.remembered = Remembered()
 

@@ -59,11 +59,7 @@ class Site(NamedTuple):
 
     @staticmethod
     def of(mesh: DeviceMesh) -> Site:
-        """Make the site of a mesh that has process groups and contains this rank.
-
-        Raises:
-            ValueError: a setting has a wrong value, see `get_settings`.
-        """
+        """Make the site of a mesh that has process groups and contains this rank."""
         return Site(
             view_of(mesh),
             mesh._mesh_dim_names,
@@ -110,13 +106,6 @@ class AtHand(NamedTuple):
     def find(self, mesh: DeviceMesh, axes: tuple[int, ...]) -> Group:
         """Return this rank's process group over some axes. Over one axis, it is the
         mesh's own group of that axis. A group that is found is remembered in `found`.
-
-        Raises:
-            RuntimeError: the group was destroyed, or the mesh was loaded in a process
-                that has no such group. This rank can't plan without the group, since
-                the other ranks, which may still have it, would run another plan.
-            NotPlanned: there is no such group, which `joint` tells beforehand; or it
-                has other ranks than the mesh.
         """
         group = self.found.get(axes)
         if group is None:
@@ -135,11 +124,7 @@ def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
 
 def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
     """Return the process groups at hand on a mesh, remembered for its site.
-    `REMEMBERED` sites are kept; at the next one all are forgotten.
-
-    Args:
-        site: of this mesh, see `Site.of`.
-    """
+    `REMEMBERED` sites are kept; at the next one all are forgotten."""
     known = shared_state(mesh).remembered.at_hand
     groups = known.get(site)
     if groups is None:
@@ -180,13 +165,7 @@ def _backend_class(group: ProcessGroup, device_type: str) -> type:
 
 def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
     """Find this rank's process group over some axes, and how it orders its ranks. Over
-    several axes it is the joint group.
-
-    Raises:
-        NotPlanned: there is no such group, or it has other ranks than the mesh.
-        RuntimeError: the group was destroyed, or the mesh was loaded in a process that
-            has no such group.
-    """
+    several axes it is the joint group."""
     members = members_along(mesh, axes)
     name = (
         _axis_group_name(mesh, axes[0])
@@ -278,12 +257,7 @@ def members_along(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
 
 
 def _axis_group_name(mesh: DeviceMesh, axis: int) -> str:
-    """Return the name of this rank's process group over one axis.
-
-    Raises:
-        RuntimeError: the mesh was loaded, and this process has no group over these
-            ranks.
-    """
+    """Return the name of this rank's process group over one axis."""
     name = mesh._dim_group_names[axis]
     if name.startswith(UNBOUND):
         # A mesh that was unpickled without its groups has a placeholder as name.

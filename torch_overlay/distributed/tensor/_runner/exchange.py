@@ -127,9 +127,6 @@ def nothing_of(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     depends on as dead code, and its partitioner runs a collective that depends on
     nothing in both the forward and the backward graph. Other ranks run it once, and
     would wait.
-
-    Args:
-        shape: has a 0.
     """
     return tensor.reshape(-1).narrow(0, 0, 0).view(shape)
 
@@ -155,11 +152,7 @@ def packing(grid: Grid) -> Local:
 
 def unpacking(grid: Grid, shape: Sequence[int]) -> Local:
     """Make the function from what came from the members, flat, to the local tensor. It
-    may return a view.
-
-    Args:
-        shape: of the local tensor.
-    """
+    may return a view."""
     lengths, _, order = grid
     if grid.plain:
         return lambda flat: flat.view(shape)
@@ -205,12 +198,6 @@ def assembled(
 
     If the blocks lie in place there, the result is a view of the flat tensor, unless
     that would keep more padding alive than the tensor has elements.
-
-    Args:
-        pieces: the offset and the box of each block; the block without an offset is
-            `kept`. They must cover the shape; none if it has no elements.
-        shape: the shape of the result.
-        kept: this rank's own part; None if every block has an offset.
     """
     if not pieces:
         return nothing_of(flat, shape)
@@ -238,12 +225,7 @@ def assembled(
 
 
 def tiled(blocks: Sequence[tuple[Box, torch.Tensor]]) -> torch.Tensor:
-    """Return a new tensor of these blocks, which fill it, without writing in place.
-
-    Raises:
-        AssertionError: some blocks can't be told apart by a cut through all of them.
-            The pieces of a step are a grid, so they can.
-    """
+    """Return a new tensor of these blocks, which fill it, without writing in place."""
     if len(blocks) == 1:
         return blocks[0][1].clone(memory_format=torch.contiguous_format)
     return _joined_by_cuts([block for block in blocks if block[0].elements])
@@ -280,11 +262,7 @@ def view_of(
 
 def _in_place(pieces: Blocks, dim: int, shape: Sequence[int]) -> bool:
     """True if boxes that follow one another along a dim lie in the flat tensor as in
-    the result, from its start on.
-
-    Args:
-        shape: of the result.
-    """
+    the result, from its start on."""
     if math.prod(shape[:dim]) != 1:
         return False
     return [at for at, _ in pieces] == [
@@ -354,11 +332,7 @@ _functional = torch.ops._c10d_functional
 
 
 def _reduce_function(op: str) -> Callable[..., torch.Tensor]:
-    """Return the function that reduces two tensors of terms to one.
-
-    Raises:
-        AssertionError: `op` is "avg", which is planned as a sum.
-    """
+    """Return the function that reduces two tensors of terms to one."""
     name = OPS[op].function
     if name is None:
         raise AssertionError(f"{op} isn't reduced term by term: it is planned as a sum")
@@ -373,11 +347,7 @@ Landing = tuple[int | None, "Box", bool]
 
 def all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stages:
     """Make the functions that pack, exchange and unpack: by one permute if all pieces
-    have the same shape, otherwise piece by piece.
-
-    Args:
-        finish: takes what the collective returns, and waits for it or arranges to.
-    """
+    have the same shape, otherwise piece by piece."""
     coordinate, held, wanted = here
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
     if to_pack is not None and to_unpack is not None:
@@ -416,12 +386,7 @@ def swap(
     finish: Local,
 ) -> Local:
     """Make the function that exchanges flat tensors, with these splits in elements.
-    Dtypes that backends don't move travel as bytes.
-
-    Args:
-        send_splits, receive_splits: for each rank of the group, in its order.
-        finish: takes what the collective returns, and waits for it or arranges to.
-    """
+    Dtypes that backends don't move travel as bytes."""
 
     def run(flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype in MOVED:
@@ -449,9 +414,6 @@ def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Ten
     with the pieces one after the other, in the order of the group's ranks. If there are
     no pieces, it returns an empty tensor that depends on all its arguments (`unread`).
     A single contiguous piece gives a view of the local tensor.
-
-    Args:
-        sends: the pieces, as boxes of the local tensor.
     """
     pieces = sorted(sends, key=lambda piece: group.places[piece.member])
     starts = itertools.accumulate([piece.box.elements for piece in pieces], initial=0)
@@ -484,15 +446,7 @@ def landing(
     shape: Sequence[int],
     own: int | None = None,
 ) -> Callable[..., torch.Tensor]:
-    """Make the function from what arrived to the local tensor.
-
-    Args:
-        receives: the pieces, as boxes of the local tensor.
-        receive_splits: elements that come from each rank of the group.
-        shape: of the local tensor.
-        own: if given, the part of this member didn't travel; it is the second argument
-            of the function.
-    """
+    """Make the function from what arrived to the local tensor."""
     pieces = offsets(receives, receive_splits, group, own)
     op = step.op
     if op is None:
@@ -503,12 +457,7 @@ def landing(
 
 def reducing(grid: Grid, axes: int, op: str, shape: Sequence[int]) -> Local:
     """Make the function that reduces the terms that arrived to the local tensor. All
-    ranks reduce in one order, so all get the same bits.
-
-    Args:
-        axes: how many of the first dims of the permuted grid are terms.
-        shape: of the local tensor.
-    """
+    ranks reduce in one order, so all get the same bits."""
     reduce, (lengths, _, order) = _reduce_function(op), grid
     term_indices = list(
         itertools.product(*[range(lengths[dim]) for dim in order[:axes]])
@@ -536,11 +485,7 @@ def offsets(
     own: int | None,
 ) -> list[Landing]:
     """Return where each piece lies in what arrived. The piece of the member `own`
-    didn't travel, and has no offset.
-
-    Args:
-        receive_splits: elements that come from each rank of the group.
-    """
+    didn't travel, and has no offset."""
     starts = [0, *itertools.accumulate(receive_splits)]
     return [
         (
@@ -560,12 +505,7 @@ def _reduce_terms(
     kept: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return a new tensor of this shape, with the terms that arrived in `flat` reduced
-    by `op`.
-
-    Args:
-        pieces: for each term its offset in `flat`, None for the rank's own, its box in
-            the result, and whether it is added to what is there.
-        kept: the rank's own terms, if they aren't in `flat`."""
+    by `op`."""
     if not pieces:
         return nothing_of(flat, shape)
     if not may_fill(shape):
@@ -600,13 +540,7 @@ def combine(
     kept: torch.Tensor | None,
 ) -> None:
     """Write or reduce every piece into its box of `whole`, a contiguous tensor, in
-    place. All ranks reduce in one order.
-
-    Args:
-        flat: what arrived.
-        op: the reduction; None if no piece is added.
-        kept: this rank's own part; None if every piece has an offset.
-    """
+    place. All ranks reduce in one order."""
     if all(at is None for at, _, _ in pieces) and _are_we_tracing():
         # Nothing that arrived is read. AOTAutograd would drop the exchange as dead
         # code, and the other ranks would wait for this one.
@@ -653,11 +587,7 @@ def all_to_all_by_size(
     step: AllToAll, here: Here, group: Group, finish: Local
 ) -> Stages:
     """Make the functions that pack, exchange and unpack. A large message travels
-    without the rank's own part, a small one as a whole, which takes fewer calls.
-
-    Args:
-        finish: takes what the collective returns, and waits for it or arranges to.
-    """
+    without the rank's own part, a small one as a whole, which takes fewer calls."""
     pack, exchange, land = all_to_all(step, here, group, finish)
     elements = max(here.held.elements, here.wanted.elements)
     # Made when the first large tensor comes: many programs never see one.
@@ -690,9 +620,7 @@ def _pack_apart(
     """Make the function that packs what goes to other ranks and leaves the rank's own
     part in the local tensor. None if nothing stays on this rank, if it sends nothing to
     others, or if it receives nothing from others: then `all_to_all` packs everything.
-
-    Args:
-        finish: applied to the result of the collective, for instance to wait for it."""
+    """
     own = step.member(here.coordinate)
     sends, receives = step.sends(here.coordinate), step.receives(here.coordinate)
     sent, received = (
@@ -776,13 +704,7 @@ def _one_round(
     group: Group,
 ) -> _Round:
     """Make the functions that exchange and unpack one round of an all-to-all. The
-    exchange waits for the collective.
-
-    Args:
-        sends, receives: the parts of pieces that this rank sends and gets in this
-            round, its own part included.
-        own: the number of this rank as a member of the step.
-    """
+    exchange waits for the collective."""
     sent, received = (
         [piece for piece in pieces if piece.member != own]
         for pieces in (sends, receives)

@@ -105,11 +105,6 @@ def runners(
     `AsyncCollectiveTensor`, which waits when it is first read. If something reads it
     here (an unpack that copies, a later step), that waits at once. An exchange in
     rounds always waits.
-
-    Args:
-        coordinate: the coordinate of this rank.
-        held: the box of this rank in the source.
-        group_of: returns the process group over some axes. What it raises is passed on.
     """
     last = last_collective(steps)
     functions: list[Local] = []
@@ -134,8 +129,7 @@ def _make_divide(step: Divide, here: Here) -> Local:
 
 def _make_narrow(step: Narrow, here: Here) -> Local:
     """Make the function that cuts the wanted box out of a local tensor. It returns a
-    view, or an empty tensor that depends on the local tensor if the box is empty.
-    """
+    view, or an empty tensor that depends on the local tensor if the box is empty."""
     box = step.box(here.coordinate)
     # A rank whose target shard is empty. Its result still depends on the source, see
     # `nothing_of`.
@@ -146,8 +140,7 @@ def _make_narrow(step: Narrow, here: Here) -> Local:
 
 def _make_embed(step: Embed, here: Here) -> Local:
     """Make the function that pads a local tensor with zeros to the shape of the new
-    one.
-    """
+    one."""
     box, shape = step.box(here.coordinate), here.wanted.length
     around = [
         (start, whole - start - length)
@@ -181,11 +174,7 @@ def _pending_by_itself(result: torch.Tensor) -> torch.Tensor:
 def _make_all_reduce(
     step: AllReduce, here: Here, group: Group, finish: Local
 ) -> Stages:
-    """Make the one function that all-reduces a local tensor into a new one.
-
-    Args:
-        finish: applied to the result of the collective, for instance to wait for it.
-    """
+    """Make the one function that all-reduces a local tensor into a new one."""
     op, name = step.op, group.name
     # No pack: all_reduce itself makes a contiguous copy.
     return (lambda local: finish(_functional.all_reduce(local, op, name)),)
@@ -207,11 +196,7 @@ def _make_all_gather(
     step: AllGather, here: Here, group: Group, finish: Local
 ) -> Stages:
     """Make the functions that pack a local tensor, all-gather and, unless what arrives
-    is the new local tensor already, put the shards in their places.
-
-    Args:
-        finish: applied to the result of the collective, for instance to wait for it.
-    """
+    is the new local tensor already, put the shards in their places."""
     shape = here.wanted.length
     size, chunk, held = step.ranks, step.chunk, here.held.elements
     # A group in another order than the mesh would put the shards in the wrong places.
@@ -239,13 +224,7 @@ def _make_all_gather(
 def _make_all_gather_spelled(
     pack: Local, join: Local | None, size: int, group: Group, finish: Local
 ) -> Stages:
-    """Make the functions of an all-gather that runs on tensors in their own shape.
-
-    Args:
-        pack, join: what `gathered` returns.
-        size: the number of ranks of the group.
-        finish: applied to the result of the collective, for instance to wait for it.
-    """
+    """Make the functions of an all-gather that runs on tensors in their own shape."""
     gather = _as_bytes_if_needed(
         lambda local: finish(
             _functional.all_gather_into_tensor(local, size, group.name)
@@ -261,12 +240,7 @@ def _padded(more: int) -> Local:
 
 def _make_all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stages:
     """Make the functions that run an all-to-all: one function if the step has several
-    rounds, otherwise those that pack, exchange and unpack.
-
-    Args:
-        finish: applied to the result of the collective, for instance to wait for it.
-            Not used with several rounds, which always wait.
-    """
+    rounds, otherwise those that pack, exchange and unpack."""
     # Rounds are made for large exchanges and always wait, so `finish` has no say.
     if step.rounds > 1:
         return (all_to_all_in_rounds(step, here, group),)
@@ -278,12 +252,7 @@ def _make_reduce_scatter(
 ) -> Stages:
     """Make the functions that pack, reduce-scatter and, unless what arrives is the new
     local tensor already, cut off the padding. If the step has rounds, one function does
-    all, and waits in each round.
-
-    Args:
-        finish: applied to the result of the collective, for instance to wait for it.
-            Not used if the step has rounds.
-    """
+    all, and waits in each round."""
     if step.rounds > 1:
         return (reduce_scatter_in_rounds(step, here, group),)
     shape = here.wanted.length
@@ -458,13 +427,7 @@ class Program:
 
     def make_ready(self, mesh: DeviceMesh) -> None:
         """Look up the process groups and make the functions. Sets `functions`, `groups`
-        and `in_order`. Can be called again.
-
-        Raises:
-            RuntimeError: a group was destroyed, or the mesh was loaded in a process
-                that has no such group.
-            NotPlanned: a group has other ranks than the mesh.
-        """
+        and `in_order`. Can be called again."""
         used: dict[tuple[int, ...], Group] = {}
 
         def group_of(axes: tuple[int, ...]) -> Group:
@@ -504,16 +467,7 @@ class Program:
         functions: Sequence[Local] | None = None,
     ) -> torch.Tensor:
         """Return the local tensor after the plan, given the one before it. Every rank
-        of the mesh must call it.
-
-        Args:
-            functions: run these in place of the program's own; they must do the same.
-
-        Raises:
-            RuntimeError: a collective failed. If its process group was destroyed, the
-                message says which.
-            AssertionError: the program isn't ready, see `make_ready`.
-        """
+        of the mesh must call it."""
         functions = self.functions if functions is None else functions
         if functions is None:
             raise AssertionError("a program runs after make_ready")
@@ -606,15 +560,7 @@ def tell_fallback(reason: str, source: DTensorSpec, target: DTensorSpec) -> None
 
 
 def make_program(question: Question, mesh: DeviceMesh) -> Program:
-    """Plan a redistribution. The program isn't ready to run yet, see `make_ready`.
-
-    Args:
-        mesh: the mesh of the question, whose groups at hand are looked up.
-
-    Raises:
-        NotPlanned: the step-by-step path has to run; the text is the reason.
-        RuntimeError: a group has its ranks in another order than the mesh.
-    """
+    """Plan a redistribution. The program isn't ready to run yet, see `make_ready`."""
     wrong = wrong_order(mesh)
     if wrong is not None:
         raise RuntimeError(wrong)
@@ -679,10 +625,6 @@ def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> No
     can do: a plan might reduce by another collective, and give another result.
 
     It doesn't depend on the sizes, since compiled code has one program for many sizes.
-
-    Raises:
-        NotPlanned: complex numbers and max, min or product; or terms of a dtype that a
-            rank can't reduce by itself.
     """
     ops = [before.partial[axis] for axis in _ended_reductions(before, after)]
     if dtype.is_complex and any(op and OPS[op].wrong_by_parts for op in ops):

@@ -69,11 +69,7 @@ class Question(NamedTuple):
     ) -> Question:
         """Make the question of a redistribution from one spec to the other, which have
         these placements on `mesh`. The mesh must have process groups and contain this
-        rank.
-
-        Args:
-            shape: the global shape.
-        """
+        rank."""
         return Question(
             Site.of(mesh),
             source.placements,
@@ -110,13 +106,6 @@ def why_not(
     `program.make_program` do, once for each question: they raise NotPlanned, with the
     reason, for placements of an unknown class, uneven strided shards, uneven shards in
     an explicit shard order, terms of a norm beside others and so on.
-
-    Args:
-        mesh: the mesh of `source`, as a real `DeviceMesh`; a spec may hold a stand-in
-            while tracing.
-        source, target: the specs.
-        forced: the caller's ``use_graph_based_transform``.
-        local: the local tensor; None if only the plan is wanted, not the result.
     """
     if not config.plan_redistribution:
         return "plans are turned off"

@@ -47,11 +47,7 @@ Placements = tuple[Placement, ...]
 def _read_placement(placement: Any) -> tuple[int | None, str | None, int]:
     """Return the dim that a placement shards, its pending reduction and its split
     factor. None stands for no dim and for no reduction; the factor is 1 unless the
-    shard is strided.
-
-    Raises:
-        NotPlanned: a placement of another class; even a subclass may mean anything.
-    """
+    shard is strided."""
     kind = type(placement)
     if kind is Shard:
         return placement.dim, None, 1
@@ -80,15 +76,7 @@ def norm_ended(
     source: Placements, target: Placements, sizes: tuple[int, ...]
 ) -> _NormPartial | None:
     """Return the norm whose terms a redistribution reduces over some axes: powers
-    before the sum, the root after it. None if there is none.
-
-    Args:
-        sizes: of the mesh dims.
-
-    Raises:
-        NotPlanned: terms of a norm beside terms of another reduction, or terms of a
-            norm made from anything but replicas, see `norm_made`.
-    """
+    before the sum, the root after it. None if there is none."""
     pending = {placement for placement in source if placement.is_partial()}
     norm = next(
         (placement for placement in pending if type(placement) is _norm_class()), None
@@ -168,11 +156,7 @@ def _orders_by_dim(
     placements: Placements, shard_order: Any
 ) -> dict[int, tuple[int, ...]]:
     """Return the mesh dims that cut each tensor dim, outer to inner. Unlike in
-    `Regions`, mesh dims of size 1 are listed, too.
-
-    Args:
-        shard_order: of the spec; None for the default one.
-    """
+    `Regions`, mesh dims of size 1 are listed, too."""
     order = shard_order or DTensorSpec.compute_default_shard_order(placements)
     return {entry.tensor_dim: tuple(entry.mesh_dims) for entry in order}
 
@@ -231,17 +215,7 @@ def _read_ends(
 def read_cuts(
     placements: Placements, shard_order: Any, ndim: int, sizes: tuple[int, ...]
 ) -> Cuts:
-    """Read the placements of a spec, for tensors with `ndim` dims.
-
-    Args:
-        shard_order: of the spec; None for the default one.
-        sizes: of the mesh dims.
-
-    Raises:
-        NotPlanned: a placement of another class, a split factor that no order of axes
-            makes, a reduction that isn't in `OPS`, or a spec that is wrong, which the
-            step-by-step path refuses.
-    """
+    """Read the placements of a spec, for tensors with `ndim` dims."""
     order = None
     # The order of strided shards is in their split factors. Their spec has no explicit
     # order, or the default one.
@@ -277,9 +251,6 @@ def gathered(
     Over one axis, uneven shards are padded along the dim, exactly as on the
     step-by-step path: a rank that has to take that path can gather together with ranks
     that run the plan.
-
-    Args:
-        held, wanted: the boxes of this rank before and after the step.
     """
     dim = cut_last(step.after, step.before, step.axes)
     if dim is None or not wanted.elements:
@@ -292,12 +263,7 @@ def gathered(
 
 def _join_shards(size: int, dim: int, held: Box, wanted: Box) -> Local | None:
     """Make the function that joins even shards along a dim; None if there is nothing to
-    do.
-
-    Args:
-        size: the number of shards.
-        held, wanted: the boxes of this rank before and after.
-    """
+    do."""
     if dim == 0:
         return None
     # The shards lie in memory one after the other, as the new tensor needs them.
@@ -310,13 +276,7 @@ def _join_shards(size: int, dim: int, held: Box, wanted: Box) -> Local | None:
 
 def _pad_and_join(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, Local]:
     """Make the functions that pad an uneven shard, and that join shards without
-    padding.
-
-    Args:
-        size: the number of shards.
-        dim: the dim along which they are joined.
-        held, wanted: the boxes of this rank before and after.
-    """
+    padding."""
     lengths = [chunk(wanted.length[dim], size, member)[1] for member in range(size)]
     padding = lengths[0] - held.length[dim]
     rows_per_rank = lengths[0] if dim == 0 else held.length[0]
@@ -335,11 +295,7 @@ def _pad_and_join(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, L
 
 def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
     """Return how to pack the local tensor for a reduce-scatter whose axes cut one dim,
-    last and evenly. What comes out is the new local tensor. None for any other step.
-
-    Args:
-        held, wanted: the boxes of this rank before and after the step.
-    """
+    last and evenly. What comes out is the new local tensor. None for any other step."""
     dim = cut_last(step.before, step.after, step.axes)
     size = step.ranks
     if (
@@ -394,10 +350,6 @@ def pads_step_by_step(
     both paths each rank then pads its shard along this dim to the longest one, so all
     ranks send equally many elements. The wrong shape must differ along this dim only,
     and be no longer there than the longest shard.
-
-    Args:
-        held: the shape that the local tensor should have.
-        shape: the shape that it has.
     """
     step = _one_collective(steps, question)
     # The other ranks send other dtypes as bytes.
@@ -444,13 +396,9 @@ _KNOWN = frozenset((Shard, Replicate, Partial, _StridedShard))
 
 
 def are_known_classes(classes: Iterable[type]) -> bool:
-    """True if each of these placement classes is a known one: Shard, Replicate,
-    Partial or _StridedShard. A subclass isn't, since an instance of it may equal one of
-    its base class and mean something else.
-
-    Args:
-        classes: the classes of the placements, see `Question.kinds`.
-    """
+    """True if each of these placement classes is a known one: Shard, Replicate, Partial
+    or _StridedShard. A subclass isn't, since an instance of it may equal one of its
+    base class and mean something else."""
     return _KNOWN.issuperset(classes)
 
 
@@ -461,15 +409,11 @@ def other_spec(
     kinds: tuple[type, ...],
     mesh: DeviceMesh,
 ) -> DTensorSpec | None:
-    """Return the target spec of a redistribution between placements of known
-    classes; None if the tensor has these placements already.
+    """Return the target spec of a redistribution between placements of known classes;
+    None if the tensor has these placements already.
 
     What follows from the placements alone is computed once for a mesh, and remembered
     with it. Each call returns a new spec, which the caller may change.
-
-    Args:
-        meta: what the spec says of the tensor.
-        kinds: the classes of the placements in `source`, then of those in `target`.
     """
     target = tuple(target)
     if source == target and kinds[: len(target)] == kinds[len(target) :]:
