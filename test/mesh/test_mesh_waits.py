@@ -7,6 +7,7 @@ A rank that waits long for the groups of its mesh says once who builds what, wha
 import datetime
 import logging
 import os
+import re
 import threading
 import time
 from unittest import mock
@@ -16,12 +17,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import forks
 import torch_overlay
 from torch_overlay.distributed import config
 from torch_overlay.distributed._mesh import compare as waiting
 from torch_overlay.distributed._mesh.rank_map import RankMap
+from torch_overlay.distributed.tensor._runner import waiting as redistributions
 from way import needs_overlay, needs_package
 
 pytestmark = needs_overlay
@@ -107,12 +110,19 @@ def one_dies(rank: int) -> None:
     grid(2, 2)
 
 
+def one_gathers_alone(rank: int) -> None:
+    held = distribute_tensor(torch.ones(8, 4), grid(2, 2), [Shard(0), Shard(1)])
+    held.redistribute(placements=[Replicate()] * 2)  # which all do, isn't spoken of
+    if rank == 1:
+        held.redistribute(placements=[Shard(0), Replicate()])
+
+
 WAITS = [one_builds_another, one_stays_away, one_stays_away_from_the_second, one_leaves_a_mesh_out]
 WAITS.append(one_stays_away_while_meshes_are_compared)
 SCENES = [*WAITS, all_build_the_same, all_build_the_same_slowly]
 PLAYED = [(scene, "tcp") for scene in SCENES] + [(scene, "file") for scene in (one_builds_another, all_build_the_same)]
 COMPARED = [other_shape, other_names, other_order, other_options, other_version]
-PLAYED += [(scene, "tcp") for scene in (*COMPARED, one_dies)]  # the last of its part
+PLAYED += [(scene, "tcp") for scene in (*COMPARED, one_gathers_alone, one_dies)]  # the last of its part
 PARTS = 4  # as many sets of ranks, each with every fourth scene: most of the time they wait
 
 
@@ -136,9 +146,10 @@ def play(rank: int, part: int, port: int, folder: str, said) -> None:
     keys = noted_keys()
     noting = logging.Handler()
     noting.emit = lambda record: logged.append(record.getMessage())
-    waiting.logger.addHandler(noting)
     torch_overlay.enable()
-    waiting.SECONDS = WAIT
+    for module in (waiting, redistributions):
+        module.logger.addHandler(noting)
+        module.SECONDS = WAIT
     limit = datetime.timedelta(seconds=LIMIT)
     meeting = dist.TCPStore("127.0.0.1", port, None, False, datetime.timedelta(seconds=60))
     for number, (scene, kind) in [*enumerate(PLAYED)][part::PARTS]:
@@ -206,20 +217,20 @@ SAID = {
 @pytest.mark.parametrize("scene, kind", [(scene.__name__, kind) for scene, kind in PLAYED if scene in WAITS])
 def test_who_waits_says_once_who_builds_what(met, scene, kind):
     """And what stock does stays: it waits, and raises at the timeout."""
-    waiting = {"one_builds_another": [0], "one_leaves_a_mesh_out": [3]}.get(scene, [0, 1, 2])
+    who_wait = {"one_builds_another": [0], "one_leaves_a_mesh_out": [3]}.get(scene, [0, 1, 2])
     for rank in range(RANKS):
         logged, error, *_ = met[scene, kind, rank]
-        assert bool(error) == (rank in waiting), (rank, error)
+        assert bool(error) == (rank in who_wait), (rank, error)
         assert "rank 3 didn" in error or rank == 3 or "compared" not in scene
         assert f"or skip it{waiting.WITHOUT}." in error or rank == 3 or "compared" not in scene
-        assert len(logged) == (rank in waiting), (rank, logged)
+        assert len(logged) == (rank in who_wait), (rank, logged)
         assert all(f"torch_overlay: Rank {rank} has waited 0.5 s for other ranks to " in line for line in logged), (
             logged
         )
         assert all(SAID[scene] in line for line in logged), logged
         advice = "TORCH_OVERLAY_CHECK_MESH=1, a mesh that differs is an error at once"
         assert all((advice in line) != ("compared" in scene) for line in logged), logged
-        if rank in waiting and "compared" not in scene:
+        if rank in who_wait and "compared" not in scene:
             assert f"While it waited: {SAID[scene]}" in error, error
 
 
@@ -242,6 +253,18 @@ def test_where_meshes_are_compared_every_rank_is_told_at_once_who_builds_another
         _, error, _, seconds, _ = met[scene, "tcp", rank]
         assert error.startswith("RuntimeError") and who in error, error
         assert seconds < LIMIT, seconds
+
+
+def test_who_redistributes_alone_says_once_which_call_waits_for_whom(met):
+    logged, error, *_ = met["one_gathers_alone", "tcp", 1]
+    (line,) = logged
+    assert re.fullmatch(
+        r"torch_overlay: Rank 1 has waited \d+ s for rank 0 in a redistribution of torch.float32 of shape \(8, 4\) "
+        r"from S\(0\), S\(1\) -> S\(0\), R on DeviceMesh\(\(a=2, b=2\), .*\), called at .*test_mesh_waits.py:\d+, in "
+        r"one_gathers_alone\. All of these ranks must call it: see whether .*",
+        line,
+    )
+    assert error and not any(met["one_gathers_alone", "tcp", rank][0] for rank in (0, 2, 3))
 
 
 def test_the_others_hear_of_a_rank_that_died(met):

@@ -1,6 +1,8 @@
 """Redistribution where tensors aren't plain: compiled, fake, one process for all ranks, watched. A world of one process
 whose collectives move nothing; values under compile are held by the cases on real ranks."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +16,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, needs_overlay
@@ -94,6 +97,27 @@ def test_compiled_moves_are_one_graph_as_on_stock(mesh, backend):
         assert [t.shape for t in found] == [t.shape for t in plain]
         sum(t.sum() for t in found).backward()
     assert local.grad.shape == (8, 4) and counter.frame_count == 1
+
+
+@pytest.mark.parametrize("saved", ["everything", "new_empty"])
+@pytest.mark.parametrize("rows", [4, 5])
+def test_selective_checkpointing_may_keep_everything(rows, saved):
+    """What it keeps isn't written afterwards. 3 columns are cut unevenly, so blocks are put together."""
+    keep, drop = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
+
+    def policy(context, operation, *arguments, **named):
+        return keep if saved == "everything" or operation is torch.ops.aten.new_empty.default else drop
+
+    def gathered(given):
+        return torch.sin(torch.tanh(given.redistribute(placements=(R, R))))
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    with fake_world(0, 4):
+        mesh = init_device_mesh("cpu", (2, 2))
+        whole = torch.arange(rows * 3.0).reshape(rows, 3)
+        given = distribute_tensor(whole, mesh, (S(0), S(1)), src_data_rank=None).requires_grad_()
+        checkpoint(gathered, given, use_reentrant=False, context_fn=contexts).sum().to_local().backward()
+        assert given.grad.to_local().shape == given.to_local().shape
 
 
 @needs_overlay

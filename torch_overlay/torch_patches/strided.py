@@ -14,14 +14,21 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
 from torch.distributed.device_mesh import _mesh_resources
 from torch.distributed.tensor import _api
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
+from ..distributed import config
+from ..distributed._mesh.caches import real_mesh
+from ..distributed._mesh.state import group_names
 from ..distributed._torch import original
 from ..distributed.tensor._planner.boxes import chunk
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
+from ..distributed.tensor._runner.at_hand import wrong_order
+from ..distributed.tensor._runner.question import stands_for_many_ranks
 from ..distributed.tensor._runner.specs import read_cuts
 from ..patching.trampoline import swap_code
 
@@ -56,12 +63,25 @@ def distribute_tensor(
 ) -> DTensor:
     """Do what torch's `distribute_tensor` does, with the same errors, also for strided shards that don't divide evenly.
     Collective, unless `src_data_rank` is None."""
+    if src_data_rank is not None:
+        _check_order(device_mesh or _mesh_resources.get_current_mesh())
     if _StridedShard in map(type, placements or ()) and src_data_rank is not None:
         mesh = device_mesh or _mesh_resources.get_current_mesh()
         uneven = uneven_strides(tensor, mesh, tuple(placements or ()))
         if uneven is not None and all(map(_torch_reads_chunks, [uneven] * tensor.ndim, range(tensor.ndim))):
             return scattered(tensor, mesh, tuple(placements or ()), uneven, src_data_rank)
     return as_torch_does(tensor, device_mesh, placements, src_data_rank=src_data_rank)  # type: ignore[no-any-return]
+
+
+def _check_order(mesh: DeviceMesh) -> None:
+    """Raise if torch would scatter shards of this mesh to the wrong ranks, see `wrong_order`."""
+    mesh = real_mesh(mesh)
+    # Without plans, what torch scatters it also gathers, in one order. A mesh of one process for many has no rank.
+    if not config.plan_redistribution or type(mesh) is not _DeviceMesh or not group_names(mesh):
+        return
+    wrong = None if not dist.is_initialized() or stands_for_many_ranks(mesh) else wrong_order(mesh)
+    if wrong is not None:
+        raise RuntimeError(wrong)
 
 
 def uneven_strides(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> Regions | None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from ..distributed._mesh.state import group_names
 from ..distributed._mesh.text import of_ranks
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
+from ..distributed.tensor._runner.at_hand import wrong_order
 from ..distributed.tensor._runner.specs import read_cuts
 from ._planner.sides import Ranks
 from .pieces import Pieces
@@ -144,6 +146,10 @@ class Meshes:
         view = self._views.get(id(mesh))
         if view is None:
             coordinate = mesh.get_coordinate()
+            # Who made the tensor may have cut it in the order of either.
+            wrong = wrong_order(mesh) if coordinate is not None and group_names(mesh) else None
+            if wrong is not None:
+                raise RuntimeError(wrong)
             ranks = tuple(mesh.mesh.flatten().tolist())
             if self._place is not None:
                 ranks = self._place.of_world(ranks)

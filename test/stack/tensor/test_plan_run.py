@@ -1,6 +1,7 @@
 # Owner(s): ["oncall: distributed"]
 """Steps as collectives."""
 
+import contextlib
 import itertools
 
 import torch
@@ -114,14 +115,18 @@ class TestRun(DTensorOpTestBase):
     def world_size(self) -> int:
         return 4
 
+    watched = contextlib.nullcontext  # around what runs
+
     def _regions(self, dim, shape, op=None) -> Regions:
         return Regions.of((dim,), (op,), shape, (4,))
 
     def _moved(self, steps, local, async_op=False, in_order=True) -> torch.Tensor:
         group = Group(init_device_mesh("cpu", (4,)).get_group().group_name, (0, 1, 2, 3), in_order)
         place = (self.rank,) if len(steps[0].before.sizes) == 1 else divmod(self.rank, 2)
-        for function in runners(steps, place, steps[0].before.box(place), lambda axes: group, async_op):
-            local = function(local)
+        functions = runners(steps, place, steps[0].before.box(place), lambda axes: group, async_op)
+        with self.watched():
+            for function in functions:
+                local = function(local)
         return local
 
     def test_moves(self) -> None:
@@ -171,6 +176,23 @@ class TestRun(DTensorOpTestBase):
                 summed = self._moved([ReduceScatter(pending, parts, (0,), "sum", 2)], whole * (self.rank + 1))
             self.assertEqual(summed, part(whole * 10, parts.box((self.rank,))), msg=f"{dim} on rank {self.rank}")
             self.assertEqual(counted.get_total_counts(), 2)
+
+    def test_nothing_is_written_in_place_under_a_dispatch_mode(self) -> None:
+        """Selective activation checkpointing refuses what it kept and what was written then."""
+        written = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                if func._schema.is_mutable and func.namespace == "aten":
+                    written.append(func)
+                return func(*args, **(kwargs or {}))
+
+        self.watched = Watch
+        self.test_moves()
+        self.test_two_dims()
+        self.test_reductions()
+        self.test_in_rounds()
+        self.assertEqual(written, [])
 
     def test_types_that_some_backends_do_not_move_travel_as_bytes(self) -> None:
         sent = []

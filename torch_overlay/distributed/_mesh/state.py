@@ -72,11 +72,13 @@ class Remembered:
     Attributes:
         at_hand: the groups that each call site can use, see tensor/_runner/at_hand.py.
         answers: by question; each is made once, see tensor/_runner/answers.py.
+        orders: by view and groups, what `wrong_order` found.
         specs: the attributes of result specs, without the mesh.
     """
 
     at_hand: dict[Any, Any] = field(default_factory=dict)
     answers: dict[Any, Any] = field(default_factory=dict)
+    orders: dict[Any, str | None] = field(default_factory=dict)
     specs: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
 
 
@@ -107,6 +109,8 @@ class SharedState:
         self.private = private
         self.universe: Universe | None = None
         self.saved_number: int | None = None
+        # True if torch's own code made the root mesh, whose groups are sorted then.
+        self.made_by_torch = False  # overlay only
         self.remembered = Remembered()
         states.add(self)  # overlay only
         self.traced = TracedViews()
@@ -326,6 +330,7 @@ def _read_state(mesh: DeviceMesh) -> None:
     attributes = _stored_attributes(mesh)
     root = getattr(mesh, "_root_mesh", None)
     # A loaded mesh says which universe it was saved from, see `saved_state`.
+    made_by_torch = "_universe" not in attributes  # overlay only
     number, private = attributes.pop("_universe", (None, None))
     registry = attributes.setdefault("_pg_registry", {})
     root_state = None if root is None or root is mesh else shared_state(root)
@@ -338,6 +343,7 @@ def _read_state(mesh: DeviceMesh) -> None:
     if shared is not root_state:
         shared.private = private
         shared.saved_number = number
+        shared.made_by_torch = made_by_torch  # overlay only
         join_universe(shared)
     if root_state is None:
         shared.flattened = attributes.setdefault("_flatten_mapping", {})

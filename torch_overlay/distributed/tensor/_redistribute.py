@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,6 +29,7 @@ from ._planner.regions import OPS
 from ._runner.answers import Fallback, count_fallback, count_run, find_answer
 from ._runner.program import tell_fallback
 from ._runner.specs import are_known_classes, other_spec
+from ._runner.waiting import watched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +108,16 @@ def redistribute_local_tensor(
     Runs the program for this change, or the step-by-step path if there is none. Every
     rank of the mesh must call it.
     """
+    # Dynamo comes here in backward under compiled autograd. It can't trace a plan.
+    if torch.compiler.is_dynamo_compiling():
+        return _redistribute_untraced(
+            local_tensor,
+            current_spec,
+            target_spec,
+            async_op=async_op,
+            use_graph_based_transform=use_graph_based_transform,
+            is_explicit=is_explicit,
+        )
     mesh = real_mesh(current_spec.mesh)
     answer = find_answer(
         mesh,
@@ -115,43 +127,55 @@ def redistribute_local_tensor(
         async_op,
         use_graph_based_transform,
     )
-    if isinstance(answer, Fallback):
-        if local_tensor.is_complex():
-            _check_complex(mesh, current_spec, target_spec)
-        tell_fallback(answer.reason, current_spec, target_spec)
-        count_fallback(answer.reason)  # overlay only
-        return of_shape(redistribute_by_steps, current_spec.shape)(
+    # Fake and traced tensors wait for nobody.
+    is_real = type(local_tensor) is torch.Tensor
+    with watched(current_spec, target_spec) if is_real else nullcontext():
+        if isinstance(answer, Fallback):
+            if local_tensor.is_complex():
+                _check_complex(mesh, current_spec, target_spec)
+            tell_fallback(answer.reason, current_spec, target_spec)
+            count_fallback(answer.reason)  # overlay only
+            return of_shape(redistribute_by_steps, current_spec.shape)(
+                local_tensor,
+                current_spec,
+                target_spec,
+                async_op=async_op,
+                use_graph_based_transform=use_graph_based_transform,
+                is_explicit=is_explicit,
+            )
+        count_run()  # overlay only
+        # Under a dispatch mode (a tracer, CommDebugMode), a plan that is the one
+        # collective of the step-by-step path runs by that path, so that the mode sees
+        # the same operations. Without a mode that would take 2.4 times the CPU time.
+        if torch._C._len_torch_dispatch_stack() and answer.same_step_by_step(mesh):
+            one_step = partial(
+                of_shape(redistribute_by_steps, current_spec.shape),
+                current_spec=current_spec,
+                target_spec=target_spec,
+                async_op=async_op,
+                is_explicit=is_explicit,
+            )
+            return answer.run(local_tensor, mesh, (one_step,))
+        debug_mode = get_active_debug_mode()
+        if debug_mode is None:
+            return answer.run(local_tensor, mesh)
+        with debug_mode.record_redistribute_calls(
             local_tensor,
-            current_spec,
-            target_spec,
-            async_op=async_op,
-            use_graph_based_transform=use_graph_based_transform,
+            current_spec.placements,
+            target_spec.placements,
+            answer.text,
             is_explicit=is_explicit,
-        )
-    count_run()  # overlay only
-    # Under a dispatch mode (a tracer, CommDebugMode), a plan that is the one collective
-    # of the step-by-step path runs by that path, so that the mode sees the same
-    # operations. Without a mode that would take 2.4 times the CPU time.
-    if torch._C._len_torch_dispatch_stack() and answer.same_step_by_step(mesh):
-        one_step = partial(
-            of_shape(redistribute_by_steps, current_spec.shape),
-            current_spec=current_spec,
-            target_spec=target_spec,
-            async_op=async_op,
-            is_explicit=is_explicit,
-        )
-        return answer.run(local_tensor, mesh, (one_step,))
-    debug_mode = get_active_debug_mode()
-    if debug_mode is None:
-        return answer.run(local_tensor, mesh)
-    with debug_mode.record_redistribute_calls(
-        local_tensor,
-        current_spec.placements,
-        target_spec.placements,
-        answer.text,
-        is_explicit=is_explicit,
-    ):
-        return answer.run(local_tensor, mesh)
+        ):
+            return answer.run(local_tensor, mesh)
+
+
+def _redistribute_untraced(*arguments: Any, **named: Any) -> torch.Tensor:
+    """`redistribute_local_tensor`, before which dynamo breaks the graph."""
+    return redistribute_local_tensor(*arguments, **named)
+
+
+# What torch.compiler.disable() sets. Calling that would import all of dynamo here.
+_redistribute_untraced._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _check_complex(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> None:

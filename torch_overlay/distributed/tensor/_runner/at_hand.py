@@ -18,11 +18,13 @@ import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroup, get_process_group_ranks
 
 from ..._mesh.groups import joint_group_name, joint_groups_known, sets_of_axes
 from ..._mesh.pickling import UNBOUND
 from ..._mesh.state import axis_names, group_names, shared_state, view_of
+from ..._mesh.text import of_ranks
 from ..._mesh.universe import Settings, find_group, get_settings
 from .._planner.regions import NotPlanned
 
@@ -164,7 +166,7 @@ def _backend_class(group: ProcessGroup, device_type: str) -> type:
 def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
     """Find this rank's process group over some axes, and how it orders its ranks. Over
     several axes it is the joint group."""
-    members = _members(mesh, axes)
+    members = members_along(mesh, axes)
     name = (
         _axis_group_name(mesh, axes[0])
         if len(axes) == 1
@@ -187,7 +189,67 @@ def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
     return Group(name, tuple(group_rank[rank] for rank in members), in_order=False)
 
 
-def _members(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
+def wrong_order(mesh: DeviceMesh) -> str | None:
+    """Say which axis of a mesh has a group whose ranks are in another order than the
+    mesh has them; None if no axis has. The mesh must have process groups, and contain
+    this rank. What is found is remembered.
+
+    On such a mesh torch scatters a tensor in the order of the group, and cuts it in
+    that of the mesh. So nobody knows which shard a rank holds.
+    """
+    known = shared_state(mesh).remembered.orders
+    key = view_of(mesh), tuple(group_names(mesh) or ())
+    if key not in known:
+        if len(known) >= REMEMBERED:
+            known.clear()
+        wrong = [_wrong_axis(mesh, axis) for axis in range(mesh.ndim)]
+        known[key] = next(filter(None, wrong), None)
+    return known[key]
+
+
+def _wrong_axis(mesh: DeviceMesh, axis: int) -> str | None:
+    """`wrong_order` of one axis."""
+    name = group_names(mesh)[axis]  # type: ignore[index]
+    group = find_group(name)
+    # A group that is gone is an error elsewhere, and so is one over other ranks.
+    if group is None:
+        return None
+    ranks, members = get_process_group_ranks(group), members_along(mesh, (axis,))
+    wrong = ranks != members and sorted(ranks) == sorted(members)
+    advice = "Make these groups by new_group(ranks, sort_ranks=False)."
+    if not wrong and _sorts_elsewhere(mesh, axis, group):  # overlay only
+        wrong = True  # overlay only
+    if shared_state(mesh).made_by_torch:  # overlay only
+        advice = "Make the mesh after torch_overlay.enable()."  # overlay only
+    if not wrong:
+        return None
+    axis_name = axis_names(mesh._mesh_dim_names, mesh.ndim)[axis]
+    return (
+        f"The groups of axis {axis_name!r} of {mesh} hold their ranks in another order "
+        f"than the mesh, which is over {of_ranks(mesh.mesh.flatten().tolist())}; that "
+        f"of rank {dist.get_rank()} is over {of_ranks(ranks)}. Shards would be taken "
+        f"for those of other ranks. {advice}"
+    )
+
+
+def _sorts_elsewhere(mesh: DeviceMesh, axis: int, group: Any) -> bool:  # overlay only
+    """True if torch's own code made the groups of an axis, which are sorted then, and
+    some rank of the mesh has one in another order than the mesh. All ranks get the same
+    result, also those whose own group is in order."""
+    shared = shared_state(mesh)
+    if not shared.made_by_torch or mesh._preserve_rank_order:
+        return False
+    # The user made the groups of from_group, and this code those of newer views.
+    made = shared.universe.table.entries.values() if shared.universe else ()
+    ours = any(entry.group_name == group.group_name for entry in made)
+    if ours or not group.group_desc.startswith(("mesh_", "default_pg")):
+        return False
+    view = view_of(mesh).with_layout(view_of(mesh).layout.select((axis,)))
+    copies = (view.ranks(view.rank_map[start]) for start in view.copies())
+    return any(list(ranks) != sorted(ranks) for ranks in copies)
+
+
+def members_along(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
     """Return the ranks that differ from this one on these axes only, itself included,
     in the order of the mesh."""
     view = view_of(mesh)
@@ -209,7 +271,7 @@ def gone(mesh: DeviceMesh, axes: Sequence[int]) -> str:
     return (
         "A redistribution needs the process group over "
         f"{', '.join(names[axis] for axis in axes)} of {mesh}, ranks "
-        f"{_members(mesh, axes)}, and it is gone: this process destroyed it, by "
+        f"{members_along(mesh, axes)}, and it is gone: this process destroyed it, by "
         "destroy_process_group or abort() on "
         "this mesh or on a view of it. Make the mesh anew on all of its ranks."
     )

@@ -78,10 +78,24 @@ def is_large(tensor: torch.Tensor, elements: int) -> bool:
 
 
 def may_change(tensor: torch.Tensor) -> bool:
-    """True if a tensor that nobody else has may be changed in place: not while tracing,
-    nor if autograd records it."""
-    return not _are_we_tracing() and not (
-        tensor.requires_grad and torch.is_grad_enabled()
+    """True if a tensor that nobody else has may be changed in place: not under a
+    dispatch mode, nor while tracing, nor if autograd records it."""
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or _are_we_tracing()
+        or (tensor.requires_grad and torch.is_grad_enabled())
+    )
+
+
+def may_fill(shape: Sequence[Any]) -> bool:
+    """True if a new tensor of this shape may be filled by writes: not under a dispatch
+    mode. Selective activation checkpointing keeps what `new_empty` returned, and
+    refuses it once it was written. While tracing it may: a compiler takes the writes
+    out. Blocks of symbolic sizes can't be put in order, so they are written, too."""
+    return (
+        not torch._C._len_torch_dispatch_stack()
+        or _are_we_tracing()
+        or not all(type(length) is int for length in shape)
     )
 
 
@@ -198,6 +212,8 @@ def assembled(
         return flat.narrow(0, 0, math.prod(shape)).view(shape)
     views = [view_of(flat, at, box, kept) for at, box in pieces]
     if joined_dim is None:
+        if not may_fill(shape):
+            return tiled([(box, view) for view, (_, box) in zip(views, pieces)])
         whole = flat.new_empty(shape)
         for view, (_, box) in zip(views, pieces, strict=True):
             part(whole, box).copy_(view)
@@ -207,6 +223,31 @@ def assembled(
         if len(views) > 1
         else views[0].clone()
     )
+
+
+def tiled(blocks: Sequence[tuple[Box, torch.Tensor]]) -> torch.Tensor:
+    """Return a new tensor of these blocks, which fill it, without writing in place."""
+    if len(blocks) == 1:
+        return blocks[0][1].clone(memory_format=torch.contiguous_format)
+    return _joined_by_cuts([block for block in blocks if block[0].elements])
+
+
+def _joined_by_cuts(blocks: Sequence[tuple[Box, torch.Tensor]]) -> torch.Tensor:
+    """`tiled` of blocks none of which is empty. One block is returned as it is."""
+    if len(blocks) == 1:
+        return blocks[0][1]
+    for dim in range(len(blocks[0][0].length)):
+        parts: list[list[tuple[Box, torch.Tensor]]] = []
+        end = -1
+        for block in sorted(blocks, key=lambda block: block[0].start[dim]):
+            start = block[0].start[dim]
+            if start >= end:
+                parts.append([])
+            parts[-1].append(block)
+            end = max(end, start + block[0].length[dim])
+        if len(parts) > 1:
+            return torch.cat([_joined_by_cuts(part) for part in parts], dim)
+    raise AssertionError(f"no cut parts {[box for box, _ in blocks]}")
 
 
 def view_of(
@@ -468,9 +509,28 @@ def _reduce_terms(
     by `op`."""
     if not pieces:
         return nothing_of(flat, shape)
+    if not may_fill(shape):
+        terms: dict[Box, torch.Tensor] = {}
+        add_terms(terms, flat, pieces, op, kept)
+        return tiled([*terms.items()])
     whole = flat.new_empty(shape)
     combine(whole, flat, pieces, op, kept)
     return whole
+
+
+def add_terms(
+    terms: dict[Box, torch.Tensor],
+    flat: torch.Tensor,
+    pieces: Sequence[Landing],
+    op: str | None,
+    kept: torch.Tensor | None,
+) -> None:
+    """Put every piece at its box in `terms`, or reduce it with what is there. As
+    `combine`, in the same order, but nothing is written in place."""
+    reduce = _reduce_function(op or "sum")
+    for at, box, add in pieces:
+        term = view_of(flat, at, box, kept)
+        terms[box] = reduce(terms[box], term) if add else term
 
 
 def combine(
@@ -583,11 +643,12 @@ class _Round(NamedTuple):
     Attributes:
         exchange: packs from the local tensor, exchanges, and returns what arrived. It
             also takes the result so far, for `unread` to depend on.
-        land: writes what arrived, and this rank's own part, into the result.
+        land: writes what arrived, and this rank's own part, into the result, by
+            `combine`; or puts them beside the terms so far, by `add_terms`.
     """
 
     exchange: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    land: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+    land: Callable[[Any, torch.Tensor, torch.Tensor], None]
 
 
 def all_to_all_in_rounds(step: AllToAll, here: Here, group: Group) -> Local:
@@ -602,7 +663,13 @@ def all_to_all_in_rounds(step: AllToAll, here: Here, group: Group) -> Local:
     ]
 
     def run(local: torch.Tensor) -> torch.Tensor:
-        whole = local.new_empty(here.wanted.length)
+        shape = here.wanted.length
+        if not may_fill(shape):
+            terms: dict[Box, torch.Tensor] = {}
+            for exchange, land in rounds:
+                land(terms, exchange(local, local), local)
+            return tiled([*terms.items()]) if terms else nothing_of(local, shape)
+        whole = local.new_empty(shape)
         for exchange, land in rounds:
             land(whole, exchange(local, whole), local)
         return whole
@@ -654,14 +721,10 @@ def _one_round(
     def exchange(local: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         return send(pack(local, whole))
 
-    def land(whole: torch.Tensor, received: torch.Tensor, local: torch.Tensor) -> None:
-        combine(
-            whole,
-            received,
-            landing,
-            step.op,
-            None if kept is None else part(local, kept),
-        )
+    def land(whole: Any, received: torch.Tensor, local: torch.Tensor) -> None:
+        put = add_terms if isinstance(whole, dict) else combine
+        own_part = None if kept is None else part(local, kept)
+        put(whole, received, landing, step.op, own_part)
 
     return _Round(exchange, land)
 
@@ -680,15 +743,16 @@ def reduce_scatter_in_rounds(step: ReduceScatter, here: Here, group: Group) -> L
             _functional.reduce_scatter_tensor(joined(pieces), op, size, name)
         )
 
+    def reduced(local: torch.Tensor, box: Box) -> torch.Tensor:
+        terms = [part(local, _placed(box, piece.box)) for piece in pieces]
+        return reduce_scatter(terms).view(box.length)
+
     def run(local: torch.Tensor) -> torch.Tensor:
+        if not may_fill(here.wanted.length):
+            return tiled([(box, reduced(local, box)) for box in rounds])
         whole = local.new_empty(here.wanted.length)
         for box in rounds:
-            target = part(whole, box)
-            target.copy_(
-                reduce_scatter(
-                    [part(local, _placed(box, piece.box)) for piece in pieces]
-                ).view(target.shape)
-            )
+            part(whole, box).copy_(reduced(local, box))
         return whole
 
     return run

@@ -47,7 +47,7 @@ from .._planner.steps import (
     Step,
     last_collective,
 )
-from .at_hand import AtHand, Group, at_hand, gone
+from .at_hand import AtHand, Group, at_hand, gone, wrong_order
 from .exchange import (
     MOVED,
     Here,
@@ -162,6 +162,15 @@ def _wait_later(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that waits when it is first used. A traced graph has an explicit
     wait, which the compiler moves."""
     return _wait(tensor) if _are_we_tracing() else AsyncCollectiveTensor(tensor)
+
+
+def _pending_by_itself(result: torch.Tensor) -> torch.Tensor:
+    """Return a pending result that is no view for autograd. Compiled code whose sizes
+    change can't take a view of a pending tensor: rank 1 of 7 rows that were reduced
+    over two ranks, for one, and any exchange."""
+    if type(result) is AsyncCollectiveTensor and result._is_view():
+        return AsyncCollectiveTensor(result.elem)
+    return result
 
 
 def _make_all_reduce(
@@ -447,6 +456,8 @@ class Program:
         copy = self._last_copy()
         if copy is not None:
             functions = (*functions, copy)
+        if question.async_op:
+            functions = (*functions, _pending_by_itself)
         self.groups = {group.name: axes for axes, group in used.items()}
         self.in_order = all(group.in_order for group in used.values())
         self.functions = functions
@@ -552,6 +563,9 @@ def tell_fallback(reason: str, source: DTensorSpec, target: DTensorSpec) -> None
 
 def make_program(question: Question, mesh: DeviceMesh) -> Program:
     """Plan a redistribution. The program isn't ready to run yet, see `make_ready`."""
+    wrong = wrong_order(mesh)
+    if wrong is not None:
+        raise RuntimeError(wrong)
     sizes, shape, dtype = question.sizes, tuple(question.shape), question.dtype
     ends = read_ends(question, sizes)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
