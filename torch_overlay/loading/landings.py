@@ -480,7 +480,8 @@ def _take_together(records: dict[str, Record], refused: Sequence[str], together:
 
 
 def _confirmed(records: dict[str, Record], again: LoaderRun) -> dict[str, Record]:
-    """Mark as whole the tensors with which the loader does something else in a second run."""
+    """Mark as whole the tensors with which the loader does something else in a second run. Changes the records, and
+    returns them."""
     for name, record in records.items():
         other = again.records.get(name)
         if other is None or record.why is not None:

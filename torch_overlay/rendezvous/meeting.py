@@ -645,7 +645,8 @@ def _client(host: str, port: int, timeout: timedelta, until: float) -> TCPStore 
 
 
 def _world() -> tuple[str | None, int]:
-    """Return a random token that all ranks of this world share, and this rank in it; (None, -1) without a world."""
+    """Return a random token that all ranks of this world share, and this rank in it; (None, -1) without a world. The
+    first rank to call chooses the token, which stays in the world's store."""
     if not dist.is_initialized():
         return None, -1
     store = distributed_c10d._get_default_store()

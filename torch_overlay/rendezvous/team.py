@@ -426,7 +426,8 @@ class Team:
 
 
 def _close_gloo(group: ProcessGroup) -> None:
-    """Close the connections of a gloo group, so that every wait in it ends with an error.
+    """Close the connections of a gloo group, so that every wait in it ends with an error. gloo's `abort` does
+    nothing (torch 2.11 to 2.15), but a receive that times out closes the connections.
 
     So this asks each rank for a message that nobody sends.
     """

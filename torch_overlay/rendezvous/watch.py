@@ -302,7 +302,7 @@ class Watch:
         return self.said
 
     def _learn(self, own: Failure | None) -> str:
-        """Find out how the transfer failed, and return it in words."""
+        """Find out how the transfer failed, and return it in words. Closes the connections."""
         heard = threading.Event()
         found = ask_aside(lambda: self._find_missing(own, heard))
         found.add_done_callback(lambda _: heard.set())  # a store that is gone raises at once
@@ -320,7 +320,8 @@ class Watch:
         return f"run {self.position.run}, {self.position.text}: {who}."
 
     def _find_missing(self, own: Failure | None, heard: threading.Event) -> dict[str, Any]:
-        """Agree with all ranks on which failure was the first, and on who is missing."""
+        """Agree with all ranks on which failure was the first, and on who is missing. Closes the connections.
+        `compare_set` makes the first rank to write decide for all."""
         store = self._store
         if own is not None:
             self._count_failure()

@@ -188,7 +188,7 @@ def _counts(numbers: torch.Tensor, form: Form) -> list[int]:
 
 
 def pack(numbers: torch.Tensor, now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor:
-    """Make the message that carries the changes of these elements, and write them into `before`."""
+    """Make the message that carries the changes of these elements, and write them into `before`. The numbers ascend."""
     message = now.new_empty(size_of(numbers, form))
     # torch has little arithmetic for uint16. Positions from 2**15 on become negative here, and `land` masks them.
     kind = torch.int16 if form.position == 2 else torch.int32

@@ -208,7 +208,7 @@ class Contents:
 def _runs_wanted(
     shape: tuple[int, ...], target: Sharding | None, readers: tuple[int, ...]
 ) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Cut a tensor into runs of consecutive elements by which readers want them."""
+    """Cut a tensor into runs of consecutive elements by which readers want them. Cached: don't change the list."""
     wanted: dict[tuple[int, int], list[int]] = {}
     row, boxes = math.prod(shape[1:]), {} if target is None else _boxes_by_rank(target)
     for place, rank in enumerate(readers):
@@ -464,7 +464,8 @@ class Rounds:
         return entry.begin + part.first * entry.itemsize
 
     def _stretches(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[Part]]]:
-        """Group parts that follow one another in a file, for one read of at most VECTORS parts."""
+        """Group parts that follow one another in a file, for one read of at most VECTORS parts. Yields the file's
+        number and the parts."""
         stretch: list[Part] = []
         for part, after in zip(parts, [*parts[1:], None]):
             stretch.append(part)

@@ -397,7 +397,8 @@ def _take_plan(key: Any) -> _Plan | None:
 
 
 def _keep_plan(key: Any, plan: _Plan, tensors: Sequence[DTensor]) -> None:
-    """Remember a plan under its key, since a program that moves its model does so again and again."""
+    """Remember a plan under its key, since a program that moves its model does so again and again. Large plans, and
+    those of fake tensors, aren't remembered; of more than PLANS the oldest is forgotten."""
     if len(tensors) * plan.group.size() > KEPT or any(type(t._local_tensor) is not torch.Tensor for t in tensors):
         return
     known = _plans.setdefault(distributed_c10d._get_default_group(), {})

@@ -141,7 +141,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
     def _planned(self, weights: dict[str, Any]) -> torch_overlay.Transfer:
         """Return a new transfer that sends these weights, by name, to all workers. Collective over all trainers and
-        workers."""
+        workers. The caller stores it, and closes the former one."""
         return torch_overlay.Transfer(weights, None, group=self._place, strict=False, **self._options)
 
     def send_weights(self, check: bool = False) -> None:

@@ -154,7 +154,11 @@ class Regions(_RegionsFields):
         shard_order: Iterable[tuple[int, Sequence[int]]] | None = None,
         factors: Sequence[int] | None = None,
     ) -> Regions:
-        """Make the regions of a spec."""
+        """Make the regions of a spec: of each axis the dim that it shards, or None, and
+        its pending reduction, or None. `shard_order` has the axes of each dim from
+        outer to inner; else `factors` have the split factor of each strided shard, 1
+        for other placements. Raises NotPlanned for a spec that is right, and isn't
+        planned; ValueError for a wrong one."""
         shape, sizes = tuple(shape), tuple(sizes)
         return Cuts.of(dims, ops, len(shape), sizes, shard_order, factors).on(
             shape, sizes
