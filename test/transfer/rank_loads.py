@@ -65,6 +65,27 @@ class LoadCases:
             self.assertTrue(torch.equal(parameter.full_tensor(), state[name]), name)
             self.assertTrue(torch.equal(got[name], state[name]), name)
 
+    def test_fused_projections_move_both_ways(self):
+        """As transformers lays gate and up: a lone strided shard, beside a shard of another dim and replicas."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        fused, whole = _StridedShard(0, split_factor=2), torch.arange(42.0).reshape(14, 3)
+        for placements in ([Shard(1), fused], [Replicate(), fused], [fused, Replicate()]):
+            source = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+            self.assertTrue(torch.equal(source.full_tensor(), whole))
+            target, got = torch.zeros_like(source), torch.zeros(14, 3)
+            with torch_overlay.Transfer([source], [got]) as sync:
+                sync.run()
+            with torch_overlay.Transfer([got], [target]) as sync:
+                sync.run()
+                self.assertTrue(torch.equal(got, whole) and torch.equal(target.to_local(), source.to_local()))
+                target._spec = distribute_tensor(whole, mesh, [Shard(0), Shard(1)], src_data_rank=None)._spec
+                with self.assertRaisesRegex(ValueError, "lies by .* by which this rank has another part than it had"):
+                    sync.run()
+        local = torch.zeros(6 - self.rank // 7, 3)
+        odd = DTensor.from_local(local, mesh, [Replicate(), fused], run_check=False, shape=(12, 3), stride=(3, 1))
+        with self.assertRaisesRegex(ValueError, "rank 7: .* has shape .5, 3. on this rank, where .* say .6, 3."):
+            torch_overlay.Transfer([odd], [torch.zeros(12, 3)])
+
     def test_what_torch_cuts_otherwise_than_fsdp2_is_refused(self):
         """9 rows on (4, 2): of the last ranks torch gives the first one a row, and FSDP2 the second."""
         mesh, rows = make_root(range(WORLD), (4, 2), ("dp", "tp")), torch.arange(9.0)

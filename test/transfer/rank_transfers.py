@@ -114,6 +114,7 @@ def placed(end, mesh, whole, rank, fill=None):
         "P": Partial,
         "S": Shard,
         "FS": lambda dim, factor: _StridedShard(dim, split_factor=factor),
+        "SS": lambda dim, factor: _StridedShard(dim, split_factor=factor),
     }
     placements = [kinds[kind](*rest) for kind, *rest in end.placements]
     return DTensor.from_local(
@@ -144,7 +145,7 @@ class TransferCases:
         """Disjoint, overlapping and equal ranks in any order; uneven, empty and strided shards; twelve types; packed or
         by themselves."""
         for seed in seeds:
-            tensors = draw(70_000 + seed)
+            tensors = draw(70_000 + seed, lone=seed % 2 == 1)
             # A Transfer needs no groups of the meshes, and each would keep its threads.
             meshes = [
                 DeviceMesh(DEVICE, torch.tensor(end.ranks).reshape(end.sizes), _init_backend=False)

@@ -76,10 +76,10 @@ class Tensor:
         return Move(self.source.side(self.shape), self.target.side(self.shape), self.itemsize)
 
 
-def draw(seed, world=8, most=4, lengths=(0, 1, 2, 3, 5, 6, 8, 12), dims=3, uneven=True):
+def draw(seed, world=8, most=4, lengths=(0, 1, 2, 3, 5, 6, 8, 12), dims=3, uneven=True, lone=False):
     """Some tensors from one mesh to another, of up to so many ranks: disjoint, overlapping or equal, in any order.
 
-    With `uneven`, strided shards need not divide evenly.
+    With `uneven`, strided shards need not divide evenly; with `lone`, some have any split factor.
     """
     rng = random.Random(seed)
     meshes = [_mesh(rng, world), _mesh(rng, world)]
@@ -88,7 +88,7 @@ def draw(seed, world=8, most=4, lengths=(0, 1, 2, 3, 5, 6, 8, 12), dims=3, uneve
     found = []
     for _ in range(rng.randint(1, most)):
         shape = tuple(rng.choice(lengths) for _ in range(rng.randint(0, dims)))
-        ends = [End(ranks, sizes, _placements(rng, shape, sizes, uneven)) for ranks, sizes in meshes]
+        ends = [End(ranks, sizes, _placements(rng, shape, sizes, uneven, lone)) for ranks, sizes in meshes]
         found.append(Tensor(shape, rng.choice(ITEMSIZES), *ends))
     found += [rng.choice(found) for _ in range(rng.choice((0, 0, 1, 3)))]  # some move alike
     rng.shuffle(found)
@@ -101,7 +101,7 @@ def _mesh(rng, world):
     return tuple(sorted(ranks) if rng.random() < 0.5 else ranks), sizes
 
 
-def _placements(rng, shape, sizes, uneven):
+def _placements(rng, shape, sizes, uneven, lone):
     found = [rng.choice([("R",), *[("S", dim) for dim in range(len(shape))]]) for _ in sizes]
     if len(sizes) > 1 and rng.random() < 0.3:  # the first axis cuts within the last one's shards, as FSDP does with TP
         last = found[-1]
@@ -109,6 +109,10 @@ def _placements(rng, shape, sizes, uneven):
             parts = sizes[0] * sizes[-1]
             if shape[last[1]] % parts == 0 or uneven:
                 found[0] = ("FS", last[1], sizes[-1])
+    if lone and rng.random() < 0.4:
+        for axis, (kind, *rest) in enumerate(found):
+            if kind == "S" and sum(p[0] != "R" and p[1] == rest[0] for p in found) == 1:
+                found[axis] = ("SS", rest[0], rng.choice((2, 3, 4)))
     return tuple(found)
 
 

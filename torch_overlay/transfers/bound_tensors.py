@@ -404,7 +404,7 @@ class LastRun:
         self._complex = [local for local in locals_ if local.is_complex()]
         # Three kinds must be read again in each run: an AsyncCollectiveTensor is waited for, a conjugate or negative
         # view is copied, and a chunk list may say something else now.
-        self._is_comparable = not any(type(tensor) is Chunk for tensor in given) and not any(
+        self._is_comparable = not any(isinstance(tensor, Chunk) for tensor in given) and not any(
             type(local) is AsyncCollectiveTensor or local.is_conj() or local.is_neg() for local in locals_
         )
         self._written: tuple[frozenset[int], list[torch.Tensor]] | None = None

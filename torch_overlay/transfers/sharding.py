@@ -204,7 +204,8 @@ def regions_of(name: str, tensor: DTensor, meshes: Meshes) -> Regions:
         shape, order = tuple(tensor.shape), getattr(spec, "shard_order", None)
         return regions_on(spec.placements, order, shape, sizes, is_compared=True)
     except NotPlanned as error:
-        raise NotPlanned(f"{name!r} with placements {spec.placements}: {error}") from error
+        way_out = "give piece() of the local tensor for each box that a rank holds"
+        raise NotPlanned(f"{name!r} with placements {spec.placements}: {error}; {way_out}") from error
 
 
 def regions_on(
