@@ -99,6 +99,12 @@ def other_options(rank: int) -> None:
     grid(2, 2)
 
 
+def one_has_other_options(rank: int) -> None:
+    """And the same mesh. It makes no group over all axes, for which the others wait."""
+    with torch_overlay.enabled(flatten="existing" if rank == 1 else "whole"):
+        grid(2, 2)
+
+
 def other_version(rank: int) -> None:
     with mock.patch.object(config, "build", config.build + ".1" * (rank == 0)):
         grid(2, 2)
@@ -119,7 +125,7 @@ def one_gathers_alone(rank: int) -> None:
 
 WAITS = [one_builds_another, one_stays_away, one_stays_away_from_the_second, one_leaves_a_mesh_out]
 WAITS.append(one_stays_away_while_meshes_are_compared)
-SCENES = [*WAITS, all_build_the_same, all_build_the_same_slowly]
+SCENES = [*WAITS, all_build_the_same, all_build_the_same_slowly, one_has_other_options]
 PLAYED = [(scene, "tcp") for scene in SCENES] + [(scene, "file") for scene in (one_builds_another, all_build_the_same)]
 COMPARED = [other_shape, other_names, other_order, other_options, other_version]
 PLAYED += [(scene, "tcp") for scene in (*COMPARED, one_gathers_alone, one_dies)]  # the last of its part
@@ -201,6 +207,7 @@ def met(tmp_path_factory):
 SQUARE = r"(a=2, b=2) on cpu over ranks 0 to 3 as 2:2, 2:1"
 SAME = "All ranks of a mesh must build the same meshes in the same order."
 LATE = f"All that came build the same: rank 3 may be late, wait elsewhere, or have died{waiting.WITHOUT}."
+SKIPS = f"See whether they died or skip it{waiting.WITHOUT}."
 HALF = "=2) on cpu over ranks 0 to 3 as 2:1"
 FLAT = "=4) on cpu over ranks 0 to 3 as 4:1"
 SAID = {
@@ -222,7 +229,7 @@ def test_who_waits_says_once_who_builds_what(met, scene, kind):
         logged, error, *_ = met[scene, kind, rank]
         assert bool(error) == (rank in who_wait), (rank, error)
         assert "rank 3 didn" in error or rank == 3 or "compared" not in scene
-        assert f"or skip it{waiting.WITHOUT}." in error or rank == 3 or "compared" not in scene
+        assert SKIPS in error or rank == 3 or "compared" not in scene
         assert len(logged) == (rank in who_wait), (rank, logged)
         assert all(f"torch_overlay: Rank {rank} has waited 0.5 s for other ranks to " in line for line in logged), (
             logged
@@ -265,6 +272,15 @@ def test_who_redistributes_alone_says_once_which_call_waits_for_whom(met):
         line,
     )
     assert error and not any(met["one_gathers_alone", "tcp", rank][0] for rank in (0, 2, 3))
+
+
+@needs_package
+def test_who_has_other_options_is_named_where_meshes_are_not_compared(met):
+    """Nothing was said: all build the same mesh."""
+    other = f"{SQUARE} with flatten='existing'"
+    for rank in (0, 2, 3):
+        logged, *_ = met["one_has_other_options", "tcp", rank]
+        assert len(logged) == 1 and f"ranks 0, 2, 3 build {SQUARE}; rank 1 came last to {other}." in logged[0], logged
 
 
 def test_the_others_hear_of_a_rank_that_died(met):

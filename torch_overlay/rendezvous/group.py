@@ -107,7 +107,6 @@ class TransferGroup:
         # A transfer on one rank waits for nobody, and has no watch.
         if len(self.ranks) > 1 and not is_fake(self._place):
             common = common_of(self._place)
-            common.begin_use()
             self.watch = Watch(
                 self.ranks,
                 meeting.rank,
@@ -116,7 +115,6 @@ class TransferGroup:
                 meeting.keeper,
                 self._close_connections,
                 lambda: common.count_failure(self.ranks),
-                common.end_use,
             )
 
     def make(self, meeting: Meeting) -> None:

@@ -33,7 +33,7 @@ from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c
 
 from ..distributed._mesh.text import of_ranks, ranks_text
 from . import long_waits
-from .team import DESCRIPTION, USERS, Common, Team, timeout_of
+from .team import DESCRIPTION, Common, Team, timeout_of
 from .watch import in_time
 
 if TYPE_CHECKING:
@@ -267,11 +267,6 @@ class Meeting:
             f"{f' ({elsewhere})' if elsewhere else ''}. {self._hint}"
         )
 
-    @property
-    def is_being_read(self) -> bool:
-        """True if this rank has read what all said, and others haven't yet. They delete the count when they have."""
-        return self.store.check(["left"])
-
     def _clear(self, keys: list[str]) -> None:
         """Delete the keys of this meeting, if this rank is the last one that has read everything."""
         if self.store.add("left", 1) == len(self.ranks):
@@ -283,7 +278,7 @@ logger = logging.getLogger(__name__)
 
 KEY = "TORCH_OVERLAY_MEET_KEY"  # the environment variable that may have the key
 AGAIN = 0.2  # seconds between two tries to connect
-LEAVING = 5.0  # seconds that rank 0 waits for Transfers of the others to be closed
+LEAVING = 5.0  # seconds that rank 0 waits for the others to leave
 _open: weakref.WeakSet[Place] = weakref.WeakSet()  # the places of this process that aren't closed
 _inherited: list[object] = []  # stores of the parent, which a forked child must neither use nor destroy
 
@@ -338,7 +333,6 @@ class Place:
             raise ValueError(f"meet() needs a key that isn't empty, or none: by key=, or by {KEY}.")
         self.rank, self.size, self.timeout = rank, world_size, timeout
         self._common: Common | None = None
-        self._last_meeting: Meeting | None = None
         # How many meetings, and how many teams, each list of ranks has had. It makes the name of the next one.
         self._address, self._meetings, self._teams = address, Counter[str](), Counter[str]()
         self._purpose = f"A meeting of {world_size} at {address}"
@@ -395,9 +389,7 @@ class Place:
             hint = "Each process calls meet() with a rank of its own."
         seal = None if self._seal is None else self._seal.within(f"{name}/{self._meetings[name]}")
         name = f"meeting/{name}/{self._meetings[name]}"
-        meeting = Meeting(name, some, self.rank, self._store, self.timeout, purpose, seal, hint, keeper=0)
-        self._last_meeting = meeting
-        return meeting
+        return Meeting(name, some, self.rank, self._store, self.timeout, purpose, seal, hint, keeper=0)
 
     def team(self, ranks: Sequence[int], device: str) -> Team | None:
         """Make a group over some ranks of this place, and return this rank's team. Collective over them.
@@ -483,35 +475,34 @@ class Place:
         return tuple([self.numbers[rank] for rank in ranks])
 
     def close(self) -> None:
-        """Leave the place, and end its store on rank 0. If other ranks use it, which have Transfers open or still read
-        what was said, rank 0 waits for them for up to LEAVING seconds. Then it frees the port. A second call does
-        nothing. Raises nothing."""
+        """Leave the place, and end its store on rank 0. Rank 0 waits up to LEAVING seconds for the others to leave, and
+        then frees the port. A second call does nothing. Raises nothing if rank 0 is gone."""
         self._close(LEAVING)
 
     def _close(self, seconds: float) -> None:
         """Do what `close` says. Rank 0 waits up to `seconds` for the others."""
         _open.discard(self)
-        own_users, last = 0 if self._common is None else self._common.own_users, self._last_meeting
-        self._last_meeting = None
         store, self._store, self._common = self._store, None, None
-        # Other ranks say nothing: if rank 0 has left, c10d would log errors with their stacks, though nothing is wrong.
-        if store is None or self.rank:
+        if store is None:
             self._server = None
             return
 
         def leave() -> None:
-            """Say in the store that the place closes, and wait until no other rank uses it."""
-            store.set("closed", "")
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                if store.add(USERS, 0) <= own_users and not (last is not None and last.is_being_read):
-                    break
-                time.sleep(AGAIN / 4)
+            """Say in the store that this rank leaves; on rank 0, wait for the others to say so."""
+            if self.rank == 0:
+                store.set("closed", "")
+            store.set(f"left {self.rank}", "")
+            if self.rank == 0 and seconds:
+                came = [rank for rank in range(self.size) if store.check([f"came {rank}"])]
+                until = time.monotonic() + seconds
+                # Not by `store.wait`, of which torch logs two warnings where somebody stays.
+                while not store.check([f"left {rank}" for rank in came]) and time.monotonic() < until:
+                    time.sleep(AGAIN / 4)
 
         try:
             in_time(leave, 2 * LEAVING)
         except (RuntimeError, FutureTimeout):
-            pass  # the store doesn't answer
+            pass  # rank 0 is gone, or somebody stays
         self._server = None
 
     def __enter__(self) -> Place:

@@ -40,7 +40,6 @@ LATER = timedelta(seconds=60)  # by which a backend's own timeout comes after th
 ABORT = 5.0  # seconds that a backend gets to abort a group; after that nobody waits for it any more
 NEVER_SENT = (1 << 31) - 1  # a tag that no message has
 CONTROL_TAGS = 1 << 20  # tags of teams that share a control group; 0 is the tag where one group carries both
-USERS = "torch_overlay/users"  # the key under which a store counts the transfers of all ranks that use it
 DESCRIPTION = "torch_overlay_transfer"  # what c10d calls these groups, in its logs and its flight recorder
 logger = logging.getLogger(__name__)
 _names: WeakKeyDictionary[ProcessGroup, MemberNames] = WeakKeyDictionary()
@@ -149,12 +148,10 @@ class Common:
             transfers use this one connection: the server looks up the name of each host that connects, and where its
             resolver is slow that takes 5 s, in which it serves nobody else.
         control_groups: by the ranks of their members.
-        own_users: how many transfers of this rank use the store.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store.clone()
-        self.own_users = 0
         self.control_groups: dict[tuple[int, ...], ControlGroup] = {}
 
     @staticmethod
@@ -186,16 +183,6 @@ class Common:
             control = ControlGroup(make(), failure_count, itertools.count(1))
             self.control_groups[tuple(ranks)] = control
         return control.group, next(control.team_count) % CONTROL_TAGS
-
-    def begin_use(self) -> None:
-        """Note that a transfer of this rank uses the store from now on."""
-        self.own_users += 1
-        self.store.add(USERS, 1)
-
-    def end_use(self) -> None:
-        """Note that it uses the store no more. Called once for each `begin_use`."""
-        self.own_users -= 1
-        self.store.add(USERS, -1)
 
     def count_failure(self, ranks: Sequence[int]) -> None:
         """Tell all ranks that a transfer over these ranks failed, so that nobody uses its control group any more."""

@@ -45,7 +45,6 @@ ASK = 0.05  # seconds between two questions of a rank that waits for answers
 ANSWER = 3.5  # seconds in which ranks answer a call; more than LISTEN
 FIRST = 4.0  # seconds in which the store has to answer its first request, so that all ranks raise within five
 STORE = 5.0  # seconds in which it has to answer all others, beside the wait for ranks
-LEFT = 200  # of so many of the last runs that waited for long, the keys in the store are deleted
 STATUS = 3.0  # seconds that `status()` waits for the answers; more than twice LISTEN
 ASKED_AFTER = 2.0  # seconds of waiting after which `status()` asks the store which ranks are missing
 CONNECT = timedelta(seconds=10)  # the least time that ranks get to connect, however short the timeout of a run is
@@ -207,7 +206,6 @@ class Watch:
         keeper: the rank whose process has the store; None if nobody knows.
         close_connections: ends all waits in the transfer's groups with an error. Called once, by any thread.
         count_failure: called before other ranks hear of a failure of this rank.
-        left: called when this rank uses the store no more.
 
     Attributes:
         is_cut: True once the connections are closed, or are being closed.
@@ -224,15 +222,15 @@ class Watch:
         keeper: int | None,
         close_connections: Callable[[], None],
         count_failure: Callable[[], object] = lambda: None,
-        left: Callable[[], object] = lambda: None,
     ) -> None:
         self.ranks, self.rank, self.timeout, self._keeper = tuple(ranks), rank, timeout, keeper
         self._store = store
-        self._close_connections, self._count_failure, self._left = close_connections, count_failure, left
+        self._close_connections, self._count_failure = close_connections, count_failure
         # The position and when it was entered. Replaced as a whole, since other threads read it without a lock.
         self._at = Position(0, 0, False, "making"), time.monotonic()
         self._begun = time.monotonic()  # the run
         self._said = -1, -1  # the last runs in which this rank said that it works, or waits, for long
+        self._long_runs: list[int] = []  # those of which the store has what a rank found that waited for long
         self._heard = 0  # calls of other ranks that this one has answered
         self._can_listen = True  # whether the store still answers
         self._lock = threading.Lock()
@@ -416,6 +414,7 @@ class Watch:
         worked, waited = self._said
         if position.waits and position.seconds > long_waits.LONG and waited < position.run:
             self._said = worked, position.run
+            self._long_runs.append(position.run)
             ask_aside(lambda: self._say_wait(position, limit))
         elif not position.waits and time.monotonic() - self._begun > long_waits.LONG and worked < position.run:
             self._said = position.run, waited
@@ -512,14 +511,12 @@ class Watch:
         store = self._store
         store.set(f"closed {self.rank}", json.dumps(self.position._replace(waits=False, text=why)))
         if store.add("closed", 1) < len(self.ranks):
-            self._left()
             return
         calls = range(1, store.add("calls", 0) + 1)
         keys = [f"closed {rank}" for rank in self.ranks] + [f"call {n}" for n in calls] + ["failure", "missing"]
-        keys += [key for run in range(self._said[1] + 1) for key in (f"long {run}", f"long {run} for")][-LEFT:]
+        keys += [key for run in self._long_runs for key in (f"long {run}", f"long {run} for")]
         for key in (*keys, *[f"answer {n} {rank}" for n in calls for rank in self.ranks], "calls", "closed"):
             store.delete_key(key)
-        self._left()
 
 
 class _Threads:
