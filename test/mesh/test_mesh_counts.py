@@ -1,10 +1,13 @@
 """How many groups real trainers get: integers, each with what stock makes beside it."""
 
+import gc
+
 import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from mesh_harness import STOCK, counted_groups, fake_world, group_ranks, needs_overlay, open_groups, overlay, quiet
+from way import needs_package
 
 DEGREES = dict(pp=2, dp_replicate=2, dp_shard=4, cp=2, tp=2, ep=8)
 
@@ -94,3 +97,24 @@ def test_axes_of_size_one_cost_little_at_any_scale(world, share):
         assert [group_ranks(mesh, axis) for axis in ("pp", "cp", "tp")] == [(3,)] * 3
         assert group_ranks(mesh, "dp") == tuple(range(world))
         assert len(set(mesh._dim_group_names)) == 4, "a loop that destroys the group of every axis must find each once"
+
+
+@needs_package  # upstream, too, but with other numbers
+def test_a_mesh_that_was_destroyed_leaves_little():
+    """A world keeps the universes of its meshes, for files that name them. It was 27 objects for each."""
+
+    def build_and_destroy():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        for group in mesh.get_all_groups():
+            dist.destroy_process_group(group)
+
+    with fake_world(1, 4):
+        for _ in range(5):
+            build_and_destroy()
+        gc.collect()
+        before, rounds = len(gc.get_objects()), 40
+        for _ in range(rounds):
+            build_and_destroy()
+        gc.collect()
+        left = len(gc.get_objects()) - before
+        assert left <= 18 * rounds

@@ -129,7 +129,7 @@ class Key(NamedTuple):
     number: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Entry:
     """A group that was created.
 
@@ -195,11 +195,7 @@ class GroupTable:
             del self.entries[key]
 
     def unused_key(self, key: Key) -> Key:
-        """Return this key with the lowest number from 1 on that isn't in the table.
-
-        It doesn't reserve the key: two calls return the same one unless it is entered
-        in between.
-        """
+        """This key with the lowest number from 1 on that isn't in the table."""
         number = 1
         while key._replace(number=number) in self.entries:
             number += 1
@@ -365,6 +361,9 @@ def warn_outside_of_blocks() -> None:
         )
 
 
+_NOTHING: frozenset[Any] = frozenset()  # overlay only
+
+
 class Universe:
     """The groups of a root mesh and all its views.
 
@@ -382,8 +381,24 @@ class Universe:
         serial: a number that no other universe of this process has.
         version: counts the changes of `joint`. Caches are keyed by `serial` and
             `version`.
-        holders: the shared states of the meshes that live.
+        living: how many shared states of meshes live.
     """
+
+    # A world keeps its universes, also of a program that makes meshes in a loop.
+    __slots__ = (
+        "asked_for",  # overlay only
+        "by_default",  # overlay only
+        "joint",
+        "living",
+        "number",
+        "overrides",
+        "private",
+        "rank_map",
+        "serial",
+        "table",
+        "version",
+        "world",
+    )
 
     def __init__(
         self, world: World, rank_map: RankMap, number: int, private: str | None
@@ -397,13 +412,13 @@ class Universe:
         self.joint: dict[tuple[_FlatLayout, Kind], str] = {}
         # The joint groups that the user asked for by `prepare`. They are used also
         # where the setting mesh_joint_groups is "existing".
-        self.asked_for: set[tuple[_FlatLayout, Kind]] = set()  # overlay only
+        self.asked_for: frozenset[Any] = _NOTHING  # overlay only
         self.overrides: dict[str | tuple[str, _FlatLayout], Override] = {}
         # The axes that the default group serves, for `status()`.
         self.by_default: dict[str, None] = {}  # overlay only
         self.serial = next(_serials)
         self.version = 0
-        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self.living = 0
 
 
 class Holder(Protocol):
@@ -440,6 +455,8 @@ class World:
         self.built: Counter[str] = Counter()
         self._private: Counter[RankMap] = Counter()
         self._opened: Counter[RankMap] = Counter()
+        # One of those that are equal.
+        self._maps: dict[RankMap, RankMap] = {}  # overlay only
 
     def open_universe(self, rank_map: RankMap, private: str | None = None) -> Universe:
         """Make a new universe over these ranks and keep it in `universes`. Destroys
@@ -448,6 +465,7 @@ class World:
             # Opening is where a program that builds meshes in a loop comes by again.
             _destroy_abandoned_groups(self)
             self._opened[rank_map] += 1
+            rank_map = self._maps.setdefault(rank_map, rank_map)  # overlay only
             self.universes.append(
                 Universe(self, rank_map, self._opened[rank_map], private)
             )
@@ -536,9 +554,15 @@ def universe_of(shared: Holder) -> Universe:
 def _note_when_mesh_is_gone(shared: Holder, universe: Universe) -> None:
     """Register a mesh with its universe. When its shared state is collected, the
     universe is added to ``World.left``."""
-    universe.holders.add(shared)
-    finalizer: Any = weakref.finalize(shared, universe.world.left.setdefault, universe)
+    universe.living += 1
+    finalizer: Any = weakref.finalize(shared, _leave, universe)
     finalizer.atexit = False  # at exit nobody looks at the world again
+
+
+def _leave(universe: Universe) -> None:
+    """Note that a mesh of this universe is gone."""
+    universe.living -= 1
+    universe.world.left[universe] = None
 
 
 def _destroy_abandoned_groups(world: World) -> None:
@@ -570,7 +594,7 @@ def _destroy_abandoned_groups(world: World) -> None:
             "gloo",
             "fake",
         }
-        if universe.holders or not (
+        if universe.living or not (
             alone and destroyed_locally and axis_entries and joint_groups
         ):
             continue
@@ -579,5 +603,9 @@ def _destroy_abandoned_groups(world: World) -> None:
             continue
         universe.joint.clear()
         universe.version += 1
+        # A later request for one makes it anew, as it would if its entry was here.
+        for key, entry in list(universe.table.entries.items()):  # overlay only
+            if entry.group in joint_groups:
+                del universe.table.entries[key]
         for group in joint_groups:
             distributed_c10d.destroy_process_group(group)

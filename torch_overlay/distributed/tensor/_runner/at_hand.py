@@ -194,7 +194,7 @@ def wrong_order(mesh: DeviceMesh) -> str | None:
     mesh has them; None if no axis has. The mesh must have process groups, and contain
     this rank. What is found is remembered.
 
-    On such a mesh torch scatters a tensor in the order of the group, and cuts it in
+    On such a mesh DTensor scatters a tensor in the order of the group, and cuts it in
     that of the mesh. So nobody knows which shard a rank holds.
     """
     known = shared_state(mesh).remembered.orders

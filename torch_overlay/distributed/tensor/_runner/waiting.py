@@ -1,5 +1,5 @@
 """Say which redistribution waits for other ranks: where only some ranks call it, it
-hangs until the timeout of the backend, and torch says nothing.
+hangs until the timeout of the backend, and nothing else says so.
 
 `watched` notes each redistribution while it runs, which costs a microsecond and talks
 to nobody. A thread looks at the notes every second, and logs one line about one
@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -74,27 +74,38 @@ def _start() -> None:
 def _look() -> None:
     """Report what runs for `SECONDS`, once each, until nothing runs."""
     global _watch
-    told: tuple[Any, ...] = ()
+    told: set[tuple[int, float]] = set()
     while True:
         time.sleep(SECONDS / 5)
-        notes = [*_running.items()]
-        late = [
-            (thread, note)
-            for thread, note in notes
-            if time.monotonic() - note[0] >= SECONDS
-        ]
-        for thread, note in late:
-            if not any(note is one for one in told):
-                # It only informs, so a failure here must not end the thread.
-                with contextlib.suppress(Exception):
-                    logger.warning(_describe(thread, note))
-        told = tuple(note for _, note in late)
-        if not notes:
+        told = _report(told)
+        if not _running:
             # Who notes something from here on starts another thread.
             _watch = None
             if not _running:
                 return
             _watch = threading.current_thread()
+
+
+def _report(told: set[tuple[int, float]]) -> set[tuple[int, float]]:
+    """Log what has run for `SECONDS`. Nothing here may outlive the call: a note holds a
+    mesh and its groups.
+
+    Args:
+        told: what was logged before, by thread and beginning.
+
+    Returns:
+        What still runs and was logged.
+    """
+    late = set()
+    for thread, note in [*_running.items()]:
+        if time.monotonic() - note[0] < SECONDS:
+            continue
+        late.add((thread, note[0]))
+        if (thread, note[0]) not in told:
+            # It only informs, so a failure here must not end the thread.
+            with contextlib.suppress(Exception):
+                logger.warning(_describe(thread, note))
+    return late
 
 
 def _describe(thread: int, note: tuple[float, DTensorSpec, DTensorSpec]) -> str:
