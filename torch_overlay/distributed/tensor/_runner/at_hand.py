@@ -237,7 +237,7 @@ def _sorts_elsewhere(mesh: DeviceMesh, axis: int, group: Any) -> bool:  # overla
     some rank of the mesh has one in another order than the mesh. All ranks get the same
     result, also those whose own group is in order."""
     shared = shared_state(mesh)
-    if not shared.made_by_torch or mesh._preserve_rank_order:
+    if not shared.made_by_torch or getattr(mesh, "_preserve_rank_order", False):
         return False
     # The user made the groups of from_group, and this code those of newer views.
     made = shared.universe.table.entries.values() if shared.universe else ()
