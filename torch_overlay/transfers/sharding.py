@@ -13,6 +13,7 @@ from ..distributed._mesh.text import of_ranks
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._runner.at_hand import wrong_order
 from ..distributed.tensor._runner.specs import read_cuts
+from ..overlay import is_enabled
 from ._planner.sides import Ranks
 from .pieces import Pieces
 
@@ -146,8 +147,9 @@ class Meshes:
         view = self._views.get(id(mesh))
         if view is None:
             coordinate = mesh.get_coordinate()
-            # Who made the tensor may have cut it in the order of either.
-            wrong = wrong_order(mesh) if coordinate is not None and group_names(mesh) else None
+            # Who made the tensor may have cut it in the order of either. Without the overlay all is read by coordinates.
+            is_asked = is_enabled() and coordinate is not None and group_names(mesh)
+            wrong = wrong_order(mesh) if is_asked else None
             if wrong is not None:
                 raise RuntimeError(wrong)
             ranks = tuple(mesh.mesh.flatten().tolist())
