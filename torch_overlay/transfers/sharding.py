@@ -147,7 +147,7 @@ class Meshes:
         view = self._views.get(id(mesh))
         if view is None:
             coordinate = mesh.get_coordinate()
-            # Who made the tensor may have cut it in the order of either. Without the overlay all is read by coordinates.
+            # Who made the tensor may have cut it in either order. Without the overlay all is read by coordinates.
             is_asked = is_enabled() and coordinate is not None and group_names(mesh)
             wrong = wrong_order(mesh) if is_asked else None
             if wrong is not None:
