@@ -660,16 +660,21 @@ def test_attributes_are_as_a_call_with_all_names_leaves_them(sets, is_up):
     assert set(found.whole) == SETS[sets]
 
 
+class Settings(dict):
+    """As EasyDict and others: its copy() is a plain dict."""
+
+
 def test_attributes_are_set_also_where_nothing_comes_whole():
     model = module_of(a=zeros(4, 6))
 
     def load(weights):
         for _, weight in weights:
             model.a.data.copy_(weight)
-        model.is_loaded, model.names = True, {"a"}
+        model.is_loaded, model.names, model.settings = True, {"a"}, Settings(order=[1, {2}])
 
     assert check(model, load, {"a": (4, 6)}).direct
     assert model.is_loaded and model.names == {"a"}
+    assert type(model.settings) is Settings and model.settings == {"order": [1, {2}]}
 
 
 def test_asking_leaves_no_tensor_without_memory_in_another_object():

@@ -6,6 +6,7 @@ what it set while it was asked, and `compare_calls` says which of it `Landings.l
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -175,13 +176,14 @@ def _has_come(comparable: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     """Copy containers, also those in containers. What else they hold stays the same object."""
-    if isinstance(value, dict):
-        copy = value.copy()
-        copy.update({key: _copied(each) for key, each in value.items()})
-        return copy
-    if type(value) in (list, deque):
-        return type(value)(map(_copied, value))
-    return value.copy() if isinstance(value, set) else value
+    if not isinstance(value, _CONTAINERS):
+        return value
+    own = copy.copy(value)  # keeps the class, where .copy() of a subclass may not
+    if isinstance(value, set):
+        return own
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        own[key] = _copied(each)
+    return own
 
 
 def compare_calls(
