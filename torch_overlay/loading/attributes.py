@@ -178,8 +178,8 @@ def _copied(value: Any) -> Any:
     """Copy containers, also those in containers. What else they hold stays the same object."""
     if not isinstance(value, _CONTAINERS):
         return value
-    own = copy.copy(value)  # keeps the class, where .copy() of a subclass may not
-    if isinstance(value, set):
+    own: Any = copy.copy(value)  # keeps the class, where .copy() of a subclass may not
+    if isinstance(own, set):
         return own
     for key, each in value.items() if isinstance(value, dict) else enumerate(value):
         own[key] = _copied(each)
