@@ -344,12 +344,15 @@ class _Asking:
         self._load, self._memory, self._attributes = load, memory, attributes
         self._before = attributes.read(lambda tensor: False)
         self._full_runs: list[LoaderRun] = []  # calls with all names that the loader took
+        self._values: dict[Where, Any] = {}  # of the attributes, after the first of these
         self.reads: set[int] = set()
 
     def run(self, metas: Sequence[Meta], apart: bool = False, is_full: bool = False) -> LoaderRun:
         run = LoaderRun(self._load, self._memory, metas, apart, None if apart else self._attributes)
         self.reads |= run.reads
         if is_full and run.error is None:
+            if not self._full_runs:
+                self._values = self._attributes.values()
             self._full_runs.append(run)
         return run
 
@@ -462,7 +465,7 @@ class _Asking:
             for record in records.values():
                 record.comes_whole(f"its loader sets {self._attributes.name(unknown[0])!r} anew in each call")
             return ()
-        return tuple([self._attributes.setting(where, first.values) for where in to_set])
+        return tuple([self._attributes.setting(where, self._values) for where in to_set])
 
 
 def _take_together(records: dict[str, Record], refused: Sequence[str], together: LoaderRun) -> None:

@@ -82,7 +82,6 @@ class LoaderRun:
         error: the error that the loader raised, or None.
         needs_values: True if it asked for the value of an element, which a meta tensor doesn't have.
         left: the model's attributes after the call (`PlainAttributes.read`).
-        values: their values.
     """
 
     def __init__(
@@ -98,7 +97,6 @@ class LoaderRun:
         self.records, self.reads, self.needs_values = recorder.records, recorder.reads, False
         self.error: Exception | None = None
         self.left: dict[Where, Any] = {}
-        self.values: dict[Where, Any] = {}
         weights = [*recorder.tensors.items()]
         recorder.tensors.clear()
         try:
@@ -124,7 +122,7 @@ class LoaderRun:
             self.records[nobody].comes_whole("its loader keeps it")
             self.records[nobody].written |= memory.storages
         if attributes is not None:
-            self.left, self.values = attributes.read(recorder.has_made), attributes.values()
+            self.left = attributes.read(recorder.has_made)
 
     @property
     def is_clear(self) -> bool:
