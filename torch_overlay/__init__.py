@@ -326,7 +326,7 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
     from .choices import from_environment
     from .overlay import require_recognised
     from .rendezvous.meeting import Place
-    from .transfer import checked_timeout
+    from .transfers.options import checked_timeout
 
     require_recognised()
     from_environment()  # or with a misspelt TORCH_OVERLAY_MEET_KEY nothing would be signed

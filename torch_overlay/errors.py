@@ -28,7 +28,8 @@ class TransferFailed(RuntimeError):
     Attributes:
         gone: the ranks whose programs ended or don't answer any more, ascending; to be given to the next one as
             ``gone=``. Empty if all ranks are there.
-        is_written: True if some targets of this rank are new, and others not, or half so. False if none was written.
+        is_written: True if targets of this rank were written: some, and others not, or half so; or all of them, and
+            what came after that failed. False if none was written.
     """
 
     def __init__(self, message: str, gone: tuple[int, ...] = (), is_written: bool = False) -> None:

@@ -1,44 +1,42 @@
-"""`Transfer`: many tensors from one mesh to another, planned once and run often. Importing this imports no torch."""
+"""`Transfer`: many tensors from one mesh to another, planned once and run often. Importing this imports no torch.
+
+`transfers/making.py` makes one, and `transfers/run.py` is a run.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import logging
+import os
 from collections.abc import Mapping
-from datetime import timedelta
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 from .distributed._mesh.text import of_ranks
 from .show.words import aligned, counted, size_text
+from .transfers.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
+    from datetime import timedelta
     from types import TracebackType
 
     from torch.distributed import ProcessGroup
 
     from .rendezvous.meeting import Place
-    from .transfers.runs import Running
+    from .transfers._planner.schedule import Flow
+    from .transfers.background import Running
     from .transfers.trees import Names
 
 BUDGET = 256 << 20  # bytes
 SHOWN = 32  # ranks, in print
-
-
-def checked_timeout(timeout: Any) -> timedelta:
-    """Return what a user gave as `timeout=`, in seconds or as a timedelta, as a timedelta.
-
-    Raises:
-        ValueError: it is neither, or not above 0.
-
-    >>> checked_timeout(2.5)
-    datetime.timedelta(seconds=2, microseconds=500000)
-    """
-    try:
-        limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
-        if isinstance(limit, timedelta) and limit > timedelta():
-            return limit
-    except (ValueError, OverflowError):  # not a number, or infinite
-        pass
-    raise ValueError(f"timeout= takes a number of seconds above 0, or a timedelta; got {timeout!r}.")
+CLOSED = "This Transfer is closed, and its process group with it. Make another one."
+logger = logging.getLogger("torch_overlay.transfers")
+_open: WeakSet[Transfer] = WeakSet()
 
 
 class Transfer:
@@ -87,6 +85,16 @@ class Transfer:
         host: with `relay`, a name for the machine on which this rank is. Ranks with the same name pass elements on
             among themselves, and each element crosses to a machine once. Nothing is assumed of a rank without one.
 
+    Attributes:
+        budget: as this rank gave it.
+        exchanges: how many exchanges a run takes; 0 on a rank that has no part in it.
+        staging: the most bytes that a run of all tensors has in buffers on this rank; 0 on a rank that has no part in
+            it. Copies of sources aren't counted. A run with `only` may have more, up to the budget.
+        left_out: the names that only one side has, and that aren't moved, under "source" and "target".
+        traffic: what a run of all tensors takes: for each rank of both sides the bytes that it sends, those that it
+            gets, and how many exchanges it would need alone; `exchanges` is how many there are. With `changes`, as if
+            everything went whole. Empty on a rank that has no part in the Transfer.
+
     Raises:
         ValueError: on every rank, with the names of the tensors: the sides don't fit, no rank gives anything, reading
             them failed on some rank, pieces of a source leave something out, targets share memory, or only ranks that
@@ -115,67 +123,45 @@ class Transfer:
         host: str | None = None,
     ) -> None:
         from .overlay import require_recognised
-        from .transfers.exchanges import log_plan
-        from .transfers.runner import TransferRunner
 
         require_recognised()
-        limit = None if timeout is None else checked_timeout(timeout)
-        if not isinstance(budget, (int, float)) and not hasattr(budget, "__index__"):
-            raise TypeError(f"budget= takes a whole number of bytes; got {budget!r}.")
-        budget = int(budget)
+        options = Options.checked(budget, strict, keep, timeout, changes, relay, host)
         if not (names is None or callable(names) or isinstance(names, Mapping)):
             raise TypeError(
                 f"names= takes a dict from paths of the source to paths of the target, or a function; got {names!r}."
             )
-        self.budget = budget
-        if changes not in (True, False, "cpu"):
-            raise ValueError(f'changes= takes True, False or "cpu"; got {changes!r}.')
-        if host is not None and not (relay and isinstance(host, str)):
-            raise ValueError(f"host= takes a name, and relay=True beside it; got {host!r} with relay={relay!r}.")
-        self._runner = TransferRunner(
-            source, target, budget, group, names, gone, strict, keep, limit, changes, bool(relay), host
-        )
+        from .transfers.exchanges import log_plan
+        from .transfers.making import make
+
+        self._state, self._names = make(source, target, group, names, gone, options), names
+        self._running, self._is_closed, self._process = Lock(), False, os.getpid()
+        self.budget, self.left_out = options.budget, self._state.agreement.left_out
+        self.exchanges = self.staging = 0
+        self.traffic: dict[int, tuple[int, int, int]] = {}
+        if self._state.group is not None:
+            plans = self._state.plans
+            self.traffic, self.exchanges = plans.traffic, plans.count
+            self.staging = plans.by_names[None].exchanges.staging
+        _open.add(self)
+        _close_at_end()
         log_plan("transfer_plan", lambda: str(self))
-
-    @property
-    def exchanges(self) -> int:
-        """How many exchanges a run takes; 0 on a rank that has no part in it."""
-        return self._runner.exchange_count
-
-    @property
-    def staging(self) -> int:
-        """The most bytes that a run of all tensors has in buffers on this rank; 0 on a rank that has no part in it.
-        Copies of sources aren't counted. A run with `only` may have more, up to the budget."""
-        return self._runner.staging
-
-    @property
-    def left_out(self) -> dict[str, tuple[str, ...]]:
-        """The names that only one side has, and that aren't moved, under "source" and "target"."""
-        return self._runner.left_out
 
     @property
     def version(self) -> int | None:
         """The number that ranks gave as `run(version=)` in the last run; None if none did."""
-        return self._runner.version
-
-    @property
-    def traffic(self) -> dict[int, tuple[int, int, int]]:
-        """What a run of all tensors takes: for each rank of both sides the bytes that it sends, those that it gets, and
-        how many exchanges it would need alone; `exchanges` is how many there are. With `changes`, as if everything went
-        whole. Empty on a rank that has no part in the Transfer."""
-        return self._runner.traffic
+        return self._state.version
 
     @property
     def sent_bytes(self) -> int:
         """With `changes`: the bytes that this rank sent in the last run, of values and positions. Without it, 0: see
         `traffic`."""
-        return self._runner.sent_bytes
+        return self._state.sent_bytes
 
     @property
     def changed(self) -> tuple[int, int]:
         """With `changes`: how many elements this rank sent in the last run, and of how many. Elements that go to
         several ranks count for each."""
-        return self._runner.changed
+        return self._state.changed
 
     def run(
         self,
@@ -225,7 +211,86 @@ class Transfer:
                 it, and make another one with ``gone=error.gone``. It is a RuntimeError.
             RuntimeError: the Transfer is closed, or is running.
         """
-        return self._runner.run(only, version, check, async_op, snapshot)
+        self._take_turn()
+        begun = None
+        try:
+            job = self._begin(only, version, check, async_op, snapshot)
+            if async_op:
+                import torch
+
+                from .transfers.background import Running
+
+                device = self._state.device if self.traffic else torch.device("cpu")
+                begun = self._state.background = Running(job, self._running.release, device, is_sent=snapshot)
+                return begun
+            job(lambda: None)
+        finally:
+            if begun is None:
+                self._running.release()
+        return None
+
+    def _begin(
+        self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
+    ) -> Callable[[Callable[[], None]], None]:
+        """Check this rank's tensors for a run. Returns a function that does the run, and calls the function that it is
+        given when no source is read any more."""
+        from .distributed._torch import span
+        from .transfers.run import Run
+
+        if not self.traffic:
+            return lambda sent: None
+        with self._telling_interrupts():
+            run = Run.check(self._state, only, version, check, async_op, snapshot)
+            if async_op:
+                run.hold()
+
+        def job(sent: Callable[[], None]) -> None:
+            with self._telling_interrupts(), span(f"Transfer of {counted(len(run.indices), 'tensor')}"):
+                run.go(sent)
+
+        return job
+
+    def _telling_interrupts(self) -> AbstractContextManager[None]:
+        """Tell the other ranks at once if Ctrl-C ends the block."""
+        return contextlib.nullcontext() if self._state.group is None else self._state.group.telling_interrupts()
+
+    def _take_turn(self) -> None:
+        """Acquire `_running`, so that no other thread runs or closes the Transfer until it is released."""
+        if not self._running.acquire(blocking=False):
+            raise RuntimeError("This Transfer is running, and runs go one at a time. Wait for that one to end.")
+        if self._is_closed:
+            self._running.release()
+            raise RuntimeError(CLOSED)
+
+    def verify(self, *, only: Iterable[str] | None = None) -> None:
+        """Compare what all targets hold with what their sources hold now, bit by bit and in the target's type. Call it
+        in place of a run, before the sources change again. Collective over the ranks of both sides.
+
+        Nothing is written, and no tensor is sent: ranks compute digests of the same elements, and compare these. Each
+        target is compared with its source, also with `relay`; what stays on a rank is compared there; sources that are
+        replicas of one another are compared, too. After a difference the Transfer can run again. Where a target's type
+        differs from its source's, all NaN count as equal.
+
+        Args:
+            only: the target's names of the tensors to compare, the same on all ranks.
+
+        Raises:
+            ValueError: on all ranks: a target holds something else than its source. Names the first tensors, each with
+                the rank and the box of the whole tensor, and how many elements differ where they are on one rank. Or
+                ranks can't compare: as for `run`, and where targets lie in the memory of sources, or the source is a
+                checkpoint.
+            TransferFailed: a rank failed, or didn't come within the timeout.
+            RuntimeError: the Transfer is closed, or is running.
+        """
+        from .transfers.verification import verify
+
+        self._take_turn()
+        try:
+            if self.traffic:
+                with self._telling_interrupts():
+                    verify(self._state, only)
+        finally:
+            self._running.release()
 
     def refuse(self, why: str) -> str:
         """Call this in place of `run` on a rank that can't run, for instance because its training step failed.
@@ -240,7 +305,17 @@ class Transfer:
         Raises:
             RuntimeError: the Transfer is closed, or is running; or a rank didn't come within the timeout.
         """
-        return self._runner.refuse(why)
+        from .transfers.run import Run, RunReport
+
+        self._take_turn()
+        try:
+            if self.traffic:
+                Run(self._state, RunReport([why or "it refused"])).go()
+        except ValueError as error:
+            return str(error)  # what all ranks raise
+        finally:
+            self._running.release()
+        return ""
 
     def bind(self, source: Any = None, target: Any = None) -> None:
         """Use the tensors of these trees from now on, in place of those given before. A side that is None stays.
@@ -255,7 +330,28 @@ class Transfer:
             TypeError: something in a tree is no tensor that can be moved. Nothing was changed.
             RuntimeError: the Transfer is closed.
         """
-        self._runner.bind(source, target)
+        from .transfers.bound_tensors import rebind_side, shared_memory
+        from .transfers.descriptions import SIDES
+        from .transfers.pieces import own_tensors
+        from .transfers.run import memory_problems
+
+        with self._running:
+            if self._is_closed:
+                raise RuntimeError(CLOSED)
+            if not self.traffic:
+                return
+            moves, place = self._state.agreement.moves, self._state.agreement.place
+            before = self._state.sources, self._state.targets
+            bound = [
+                old if tree is None else rebind_side(side, own_tensors(tree, side, names), moves, place, old)
+                for side, tree, names, old in zip(SIDES, (source, target), (self._names, None), before)
+            ]
+            locals_ = [[tensor and tensor.local for tensor in side] for side in bound]
+            problems = memory_problems(self._state, shared_memory(range(len(moves)), *locals_, *bound))
+            if problems:
+                raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
+            self._state.sources, self._state.targets = bound
+            self._state.last_runs = {}
 
     def forget(self) -> None:
         """Free the buffers and views that ``keep=True`` keeps, and with them memory that the tensors gave up; and what
@@ -263,7 +359,13 @@ class Transfer:
 
         Not collective. The next run makes them anew; with `changes` it sends everything from and to this rank.
         """
-        self._runner.forget()
+        with self._running:
+            if self.traffic and not self._is_closed:
+                self._state.buffers.forget()
+                self._state.last_runs = {}
+                for plan in self._state.plans.by_names.values():
+                    plan.exchanges.forget()
+                self._state.needs_whole = bool(self._state.options.changes)
 
     def close(self) -> None:
         """Destroy the Transfer's process group, and let go of its tensors. Then `run`, `bind` and `refuse` raise a
@@ -273,7 +375,43 @@ class Transfer:
         the background, and up to two seconds for a store that doesn't answer. Logs the error of a run in the background
         for which nobody called `wait`. A second call does nothing.
         """
-        self._runner.close()
+        with self._running:
+            self._log_unheard()
+            self._close()
+
+    def _log_unheard(self) -> None:
+        """Log the error of the last run in the background, if it failed and nobody called its `wait`."""
+        for problem in self._state.background.unheard() if self._state.background is not None else ():
+            logger.error("A Transfer over %s: %s", of_ranks(self._state.ranks), problem)
+
+    def _close(self, is_end: bool = False) -> None:
+        """Do what `close` says. With `is_end` other ranks hear that the program ended."""
+        if self._state.group is not None:
+            self._state.group.close(is_end)
+        if self.traffic:
+            self._state.buffers.forget()
+            self._state.plans.by_names.clear()
+        # From now on no method may use the group, and the garbage collector may end the group of a place.
+        self._is_closed = True
+        self._state.sources, self._state.targets = [], []
+        self._state.background, self._state.last_runs = None, {}
+
+    def _end(self) -> None:
+        """Close the Transfer at the end of the program. Raises nothing.
+
+        A run that still goes on, on a thread for which the interpreter doesn't wait, is left alone. A Transfer of
+        tensors on a GPU isn't closed.
+        """
+        if self._is_closed or not self._running.acquire(blocking=False):
+            return
+        try:
+            self._log_unheard()
+            if self._state.device.type == "cpu":
+                self._close(is_end=True)
+        except Exception:
+            logger.debug("A Transfer over %s wasn't closed at the end", of_ranks(self._state.ranks), exc_info=True)
+        finally:
+            self._running.release()
 
     def __enter__(self) -> Transfer:
         return self
@@ -284,9 +422,10 @@ class Transfer:
         self.close()
 
     def __str__(self) -> str:
-        sources, targets = self._runner.ends
+        agreement = self._state.agreement
+        sources, targets = agreement.ends
         lines = [
-            f"{self._runner.tensor_count} tensors from {of_ranks(sorted(sources))} to {of_ranks(sorted(targets))}, "
+            f"{agreement.tensor_count} tensors from {of_ranks(sorted(sources))} to {of_ranks(sorted(targets))}, "
             f"budget {size_text(self.budget)}"
         ]
         if not self.traffic:
@@ -298,3 +437,29 @@ class Transfer:
         rows += [(str(rank), size_text(out), size_text(into)) for rank, (out, into, _) in self.traffic.items()]
         more = [f"... {len(rows) - 1} ranks"] if rows[SHOWN + 1 :] else []
         return "\n".join([*lines, *aligned(rows[: SHOWN + 1], right=(0, 1, 2)), *more])
+
+    def _flow(self) -> Flow:
+        """Compute what all ranks send to one another in a run of all tensors. Sends nothing."""
+        from .transfers.transfer_plan import flow_of
+
+        return flow_of(self._state.agreement)
+
+
+@functools.cache
+def _close_at_end() -> None:
+    # Registered with the first Transfer, after the handlers of torch and of places, so that it is called before them.
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    """Close the Transfers that the program left open. Called when the interpreter ends, after it has waited for runs in
+    the background.
+
+    A thread of gloo's still holds the tensors of its last collective.
+    """
+    for transfer in [*_open]:
+        if transfer._process == os.getpid():  # a forked child has no threads to join
+            transfer._end()
+    from .rendezvous.watch import end_threads
+
+    end_threads()

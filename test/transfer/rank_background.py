@@ -201,7 +201,7 @@ class BackgroundCases:
                         sync.run(only=only, async_op=True, snapshot=True).wait()
                     except ValueError:
                         continue
-                    by_names = sync._runner._plans.by_names
+                    by_names = sync._state.plans.by_names
                     (plan,) = [plan for names, plan in by_names.items() if names is not None and {*names} == {*only}]
                     copied = sum(source[name].to_local().nbytes for name in only)
                     self.assertLessEqual(plan.exchanges.staging + copied, budget)
@@ -212,7 +212,7 @@ class BackgroundCases:
         _, source, target = self.sides()
         sync = torch_overlay.Transfer(source, target)
         sync.run(only=["x"], async_op=True)._thread.join()
-        with self.assertLogs("torch_overlay.transfers.runner", "ERROR") as logged:
+        with self.assertLogs("torch_overlay.transfers", "ERROR") as logged:
             sync.close()
         self.assertIn("only names 'x', which this Transfer doesn't move", logged.output[0])
 

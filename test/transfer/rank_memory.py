@@ -15,7 +15,7 @@ from on_device import DEVICE
 from rank_pieces import Side
 from rank_transfers import FLOATS
 from rank_weights import any_bits, same
-from torch_overlay.transfers import exchanges, runner
+from torch_overlay.transfers import exchanges, run
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
 from width import NIGHTLY
@@ -135,7 +135,7 @@ class MemoryCases:
                     work = transfer.run(async_op=seed % 5 == 1, snapshot=seed % 7 == 2)
                     if work is not None:
                         work.wait()
-                    seen = transfer._runner._seen
+                    seen = transfer._state.seen
                     copied += bool(seen is not None and seen[2].overwritten)
             for name, views, parts, values in checks:
                 for view, elements in zip(views, parts, strict=True):
@@ -181,7 +181,7 @@ class MemoryCases:
             source._local_tensor = whole[8 * self.rank : 8 * self.rank + 8].clone()
             flat.zero_()
             transfer.run()
-            self.assertEqual(transfer._runner._seen[2].overwritten, {})
+            self.assertEqual(transfer._state.seen[2].overwritten, {})
             self.assertTrue(same(flat.view(64, 8), want))
             source._local_tensor = flat.view(8, 64).copy_(whole[8 * self.rank : 8 * self.rank + 8])
             transfer.run()
@@ -196,7 +196,7 @@ class MemoryCases:
         source = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
         with torch_overlay.Transfer([source], [DTensor.from_local(whole, mesh, [Replicate()], run_check=False)]) as one:
             one.run()
-            self.assertEqual(one._runner._seen[2].overwritten, {})
+            self.assertEqual(one._state.seen[2].overwritten, {})
         self.assertTrue(same(whole, want))
 
     def test_copies_that_no_budget_has_room_for(self):
@@ -239,7 +239,7 @@ class MemoryCases:
                 transfer.run(only=["embed"])
                 if self.rank < 4:  # tied at the source, too: nothing to compare
                     transfer.bind(source={"embed": source["head"], "head": source["head"]})
-                with mock.patch.object(runner, "replica_problems_now", side_effect=AssertionError):
+                with mock.patch.object(run, "replica_problems_now", side_effect=AssertionError):
                     transfer.run()
                 self.assertTrue(self.rank < 4 or same(block[:8], other))
         for given, said in (

@@ -75,7 +75,7 @@ class OnlyChangedCases:
         is_it = one == self.rank
         if event == 0:
             only = sorted(rng.sample(sorted(given), rng.randint(1, len(given))))
-        elif event == 1 and one in transfer._runner.ranks:
+        elif event == 1 and one in transfer._state.ranks:
             if is_it:
                 transfer.refuse("a test")
             elif transfer.traffic:
@@ -124,7 +124,7 @@ class OnlyChangedCases:
             own = size // WORLD
             self.assertEqual(transfer.changed, (own * (WORLD - 1),) * 2)
             self.assertEqual(transfer.sent_bytes, 2 * own * (WORLD - 1))
-            (plan,) = transfer._runner._plans.by_names.values()
+            (plan,) = transfer._state.plans.by_names.values()
             kept = {sent.bytes.data_ptr(): len(sent.bytes) for sent in plan[1]._known.values()}
             self.assertEqual(sum(kept.values()), 2 * own, "once for seven ranks")
             transfer.run()

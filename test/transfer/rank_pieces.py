@@ -370,7 +370,7 @@ class PieceCases:
                     with self.assertRaisesRegex(ValueError, differ):
                         transfer.run(check=True)
                 with self.assertRaisesRegex(ValueError, "No rank knows what all ranks of a Transfer of more than"):
-                    transfer._runner.flow()
+                    transfer._flow()
             with self.assertRaisesRegex(ValueError, differ):
                 torch_overlay.Transfer(source, target)  # on ranks 6 and 7, too
             if source is not None:

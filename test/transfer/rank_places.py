@@ -83,8 +83,8 @@ class PlaceCases:
                 if world is None:
                     target = None
                 with torch_overlay.Transfer(source, target, group=place) as sync:
-                    if sync._runner._group is not None:
-                        self.assertEqual(sync._runner._group.team.group.group_desc, "torch_overlay_transfer")
+                    if sync._state.group is not None:
+                        self.assertEqual(sync._state.group.team.group.group_desc, "torch_overlay_transfer")
                     for version in (1, 2):
                         sync.run(version=version if source else None)
                         if sync.traffic:

@@ -66,7 +66,7 @@ class RelayCases:
                     for _, locals_, *_ in checks if kinds is False else ():
                         for local in locals_:
                             local.fill_(5)
-                    transfer.run(only=only, async_op=seed % 7 == 0) and transfer._runner._last.wait()
+                    transfer.run(only=only, async_op=seed % 7 == 0) and transfer._state.background.wait()
                     for name, locals_, parts, values in checks:
                         if only is not None and name not in only:
                             continue
@@ -121,7 +121,7 @@ class RelayCases:
         target = torch.zeros_like(whole) if self.rank > 1 else None
         with torch_overlay.Transfer([source], [target], relay=True, host=host) as transfer:
             transfer.run()
-            sent = transfer._runner.flow().sent
+            sent = transfer._flow().sent
             for ranks in (range(2, 5), range(5, 8)):
                 crossed = sum(size for (one, other), size in sent.items() if other in ranks and one not in ranks)
                 self.assertEqual(crossed, whole.nbytes)
@@ -161,7 +161,7 @@ class RelayCases:
                         self.assertTrue(transfer.version == step)
                         self.assertTrue(target is None or torch.equal(target, whole), f"step {step}")
                         whole.view(-1)[step::1000] += 1
-                    sent = sum(size for (one, _), size in transfer._runner.flow().sent.items() if one < 3)
+                    sent = sum(size for (one, _), size in transfer._flow().sent.items() if one < 3)
         self.assertEqual(sent, whole.nbytes)
 
     def test_bad_options(self):

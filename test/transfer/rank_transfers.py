@@ -277,13 +277,13 @@ class TransferCases:
         mesh = make_root(range(WORLD), (8,), ("dp",))
         source = [distribute_tensor(torch.ones(8), mesh, [S(0)], src_data_rank=None)]
         target = [distribute_tensor(torch.zeros(8), mesh, [R], src_data_rank=None)]
-        for leave, does, gone in (("close", "it closed this Transfer", ()), ("end", "its program ended", (5,))):
+        for leave, does, gone in (("close", "it closed this Transfer", ()), ("_end", "its program ended", (5,))):
             timeout = timedelta(seconds=4)
             transfer = torch_overlay.Transfer(source, target, timeout=timeout)
             transfer.run()
             dist.barrier()
             if self.rank == 5:
-                getattr(transfer._runner, leave)()
+                getattr(transfer, leave)()
                 dist.barrier()
                 dist.barrier()
                 continue
@@ -344,7 +344,7 @@ class TransferCases:
         for budget, least in ((1 << 28, 1), (200_000, 5)):
             transfer = torch_overlay.Transfer(source, target, budget=budget, keep=True)
             self.assertTrue(transfer.exchanges >= least and transfer.staging <= budget)
-            buffers, own, there = transfer._runner._buffers, Buffers.take, []
+            buffers, own, there = transfer._state.buffers, Buffers.take, []
 
             def take(self, size, own=own, there=there):
                 found = own(self, size)

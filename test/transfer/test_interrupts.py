@@ -18,7 +18,7 @@ import forks
 import torch_overlay
 from torch_overlay.rendezvous import watch
 from torch_overlay.rendezvous.watch import interruptibly
-from torch_overlay.transfers.runs import RunReport
+from torch_overlay.transfers.run import RunReport
 from way import needs_package
 
 pytestmark = [needs_package, pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no such signal")]
@@ -85,7 +85,7 @@ def test_making_a_transfer_and_a_run():
 @pytest.mark.parametrize("method", ["RunReport.agree", "checked_names"])
 def test_who_waits_in_the_run_is_told_at_once(method):
     """Also where this rank hasn't begun to talk to others."""
-    where = RunReport if "." in method else __import__("torch_overlay.transfers.runner", fromlist=["runner"])
+    where = RunReport if "." in method else __import__("torch_overlay.transfers.run", fromlist=["run"])
     with two_that_meet() as (place, others, other):
         late = other.submit(torch_overlay.Transfer, None, [torch.zeros(8)], group=others)
         with torch_overlay.Transfer([torch.ones(8)], None, group=place) as sync, late.result() as its:

@@ -13,7 +13,7 @@ import torch
 
 import forks
 import torch_overlay
-import torch_overlay.transfers.runner  # which takes a second, in which nobody waits
+import torch_overlay.transfers.making  # which takes a second, in which nobody waits
 from torch_overlay.rendezvous import long_waits, watch
 from torch_overlay.transfers import checkpoint
 from way import needs_package

@@ -10,6 +10,7 @@ from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.transfers._planner.schedule import Schedule
 from torch_overlay.transfers.comparison import agreed, check_ranks
 from torch_overlay.transfers.descriptions import Description, all_from_data, as_data
+from torch_overlay.transfers.options import Options
 from torch_overlay.transfers.planner_ranks import (
     Answers,
     Planner,
@@ -133,7 +134,7 @@ def draw(seed):
                     for box in boxes
                 ]
         if rank not in gone:
-            descriptions[rank] = Description(source, target, None, digests, budget=1 << 20, strict=True)
+            descriptions[rank] = Description(source, target, None, digests, options=Options(1 << 20))
     return descriptions, rng.random() < 0.5, gone
 
 

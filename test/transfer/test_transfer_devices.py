@@ -14,7 +14,7 @@ import torch_overlay
 from mesh_harness import fake_world
 from torch_overlay.rendezvous.team import Team, timeout_of
 from torch_overlay.torch_patches import full_state
-from torch_overlay.transfers.runs import Running
+from torch_overlay.transfers.background import Running
 from way import needs_package
 
 pytestmark = needs_package

@@ -23,6 +23,7 @@ from rank_relay import RelayCases
 from rank_streams import StreamCases
 from rank_transfers import TransferCases
 from rank_trees import TreeCases
+from rank_verify import VerifyCases
 from rank_vllm import VllmCases
 from rank_weights import WeightCases
 from rank_world_recipes import WorldRecipeCases
@@ -50,6 +51,7 @@ class TestTransferOnEightRanks(
     RecipeCases,
     RefusalCases,
     RelayCases,
+    VerifyCases,
     VllmCases,
     StreamCases,
     WeightCases,

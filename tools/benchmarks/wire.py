@@ -104,7 +104,7 @@ def _bare(transfer: Any, size: int) -> Callable[[], Any]:
     import torch
     import torch.distributed as dist
 
-    sent = transfer._runner.flow().sent
+    sent = transfer._flow().sent
     rank = dist.get_rank()
     out, into = ([sent[pair] for pair in pairs] for pairs in zip(*[((rank, n), (n, rank)) for n in range(size)]))
     given, came = (torch.zeros(sum(sizes), dtype=torch.uint8) for sizes in (out, into))

@@ -5,6 +5,7 @@ Start at `TransferGroup`. Ranks are those of the world, or those of a `Place` wh
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -12,10 +13,10 @@ import torch.distributed as dist
 from ..distributed._mesh.text import of_ranks
 from .meeting import Place, in_world
 from .team import Common, Team, is_made_by_all, new_group
-from .watch import CLOSED, CONNECT, Watch
+from .watch import CLOSED, CONNECT, ENDED, OVER, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
     from torch.distributed import ProcessGroup
@@ -152,6 +153,28 @@ class TransferGroup:
         if self.watch is not None:
             self.watch.end()
 
+    @contextlib.contextmanager
+    def telling_interrupts(self) -> Iterator[None]:
+        """Tell the other ranks at once if Ctrl-C, or `sys.exit()` in a signal's handler, ends the block. This rank may
+        live on, and they would wait for it until the timeout."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self.tell_interrupt(error)
+            raise
+
+    def tell_interrupt(self, error: BaseException) -> None:
+        """Tell the other ranks that this one was interrupted in its run, or before its run began."""
+        watch = self.watch
+        if watch is None or watch.said is not None:
+            return
+        # Where it comes before its run, the others wait for this rank in the run that it was about to begin.
+        if watch.position.step == OVER and not watch.begin("beginning the run"):
+            return
+        why = " ".join([type(error).__name__, *map(str, error.args)])
+        watch.settle(RuntimeError(f"it was interrupted ({why})"), is_own=True)
+
     def _close_connections(self) -> None:
         """End all waits of this rank in the group. Called by the watch."""
         if self.team is not None:
@@ -165,10 +188,10 @@ class TransferGroup:
         if watch is not None:
             watch.close(why)
 
-    def close(self, why: str = CLOSED) -> None:
-        """Watch no more, and destroy the group. `why` is CLOSED or ENDED, for the other ranks. A second call does
-        nothing."""
-        self.end_watch(why)
+    def close(self, is_end: bool = False) -> None:
+        """Watch no more, and destroy the group. With `is_end` other ranks hear that the program ended. A second call
+        does nothing."""
+        self.end_watch(ENDED if is_end else CLOSED)
         if self.team is not None:
             self.team.destroy()
         self.team = None

@@ -171,14 +171,14 @@ def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
 
 def of_transfer(transfer: Transfer) -> FlowExplanation:
     """Explain what each `run` of a Transfer does. Works on a rank that neither sends nor receives, too."""
-    tensors = transfer._runner.tensors
+    tensors = transfer._state.agreement.tensors
     shapes = [(tensor.source.regions.shape, tensor.wire.itemsize) for tensor in tensors]
     return FlowExplanation(
         len(tensors),
         sum([math.prod(shape) * itemsize for shape, itemsize in shapes]),
         _sorted({rank for tensor in tensors for rank in tensor.source.ranks}),
         _sorted({rank for tensor in tensors for rank in tensor.target.ranks}),
-        transfer._runner.flow(),
+        transfer._flow(),
         transfer.budget,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,7 +41,7 @@ from .trees import with_paths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import timedelta
+    from typing import TypeAlias
 
     from torch.distributed import ProcessGroup
 
@@ -48,27 +49,14 @@ if TYPE_CHECKING:
     from ._planner.relay import Relay
     from .checkpoint import Contents
     from .descriptions import Described, Tensor
+    from .options import Options
     from .pieces import Given
     from .planner_ranks import Answers
     from .tensor_files import Files
     from .trees import Names
 
+    Group: TypeAlias = ProcessGroup | Sequence[int] | Place | None
     Sides = tuple[Mapping[str, Given], Mapping[str, Given]]  # the source's tensors by name, and the target's
-
-
-class Options(NamedTuple):
-    """The options of a `Transfer` on this rank; see its arguments."""
-
-    budget: int
-    group: ProcessGroup | Sequence[int] | Place | None
-    names: Names
-    gone: Sequence[int]
-    strict: bool
-    keep: bool
-    timeout: timedelta | None
-    changes: bool | str
-    relay: bool
-    host: str | None
 
 
 @dataclass(frozen=True)
@@ -136,18 +124,21 @@ class Agreement:
         return indices
 
 
-def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meeting, Sides]:
+def agree(
+    source: Any, target: Any, group: Group, names: Names, gone_ranks: Sequence[int], options: Options
+) -> tuple[Agreement, Meeting, Sides]:
     """Describe this rank's tensors to all ranks that make the Transfer, hear theirs, and list the moves. Collective."""
-    place = options.group if isinstance(options.group, Place) else None
-    gone = frozenset(checked_ranks(options.gone, "gone", None if place is None else place.size))
-    meeting = meeting_of(options.group, gone)
-    meeting.timeout = options.timeout or meeting.timeout
+    place = group if isinstance(group, Place) else None
+    gone = frozenset(checked_ranks(gone_ranks, "gone", None if place is None else place.size))
+    meeting = meeting_of(group, gone)
+    if options.timeout is not None:
+        meeting.timeout = timedelta(seconds=options.timeout)
     # A relay is planned from the pieces of all ranks.
     most = None if options.relay else most_listed(place, len(meeting.ranks))
     with said_if_long("reading its tensors, or the headers of its checkpoint, for a Transfer"):
-        own = describe(source, target, options.names, place, most)
-    given = _with_options(own.description, options)._replace(gives_nothing=source is None and target is None)
-    own = own._replace(description=given)
+        own = describe(source, target, names, place, most)
+    is_nothing = source is None and target is None
+    own = own._replace(description=own.description._replace(options=options, gives_nothing=is_nothing))
     descriptions = all_from_data(meeting.say(as_data(own.description)))
     tensors: Sequence[Tensor] = []
     left_out: dict[str, tuple[str, ...]] = {}
@@ -158,19 +149,19 @@ def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meetin
         if contents is not None and not is_listed:
             # Readers cut the files by the pieces of all targets. So those who kept theirs for the planners list them.
             listed = as_data(own.description._replace(unlisted=0))
-            descriptions, is_listed = all_from_data(meeting_of(options.group, gone).say(listed)), True
+            descriptions, is_listed = all_from_data(meeting_of(group, gone).say(listed)), True
         if is_listed:
             tensors, left_out = agreed(descriptions, gone, options.strict)
     except ValueError as error:
         # The traceback of reading this rank's own trees says more than the text that all ranks have.
         raise type(error)(with_paths(str(error), own.paths)) from own.error
-    # Ranks without a part in the Transfer give no budget.
-    budget = min(d.budget for d in descriptions.values() if d.budget is not None)
-    hosts = {rank: d.host for rank, d in descriptions.items() if d.host is not None}
+    given = {rank: d.options for rank, d in descriptions.items() if d.options is not None}
+    budget = min(each.budget for each in given.values())
+    hosts = {rank: each.host for rank, each in given.items() if each.host is not None}
     planned = _Planned(None, array("q"))
     relays: dict[str, Relay] = {}
     if not is_listed:
-        tensors, left_out, moves, planned = _ask_planners(meeting, own, descriptions, options, gone)
+        tensors, left_out, moves, planned = _ask_planners(meeting, own, descriptions, group, options.strict, gone)
     elif contents is None:
         relays = relays_of(tensors, hosts) if options.relay else {}
         moves = moves_of(tensors, gone, relays)
@@ -207,19 +198,6 @@ def agree(source: Any, target: Any, options: Options) -> tuple[Agreement, Meetin
     return agreement, meeting, own.sides
 
 
-def _with_options(description: Description, options: Options) -> Description:
-    """Return the description with the options that ranks compare."""
-    return description._replace(
-        budget=options.budget,
-        strict=options.strict,
-        keep=options.keep,
-        timeout=None if options.timeout is None else options.timeout.total_seconds(),
-        changes=options.changes,
-        relay=options.relay,
-        host=options.host,
-    )
-
-
 def _ends(tensors: Sequence[Tensor], verdict: Verdict | None) -> tuple[set[int], set[int]]:
     """Return the ranks of all sources and those of all targets."""
     sources, targets = ({rank for tensor in tensors for rank in getattr(tensor, side).ranks} for side in SIDES)
@@ -251,20 +229,25 @@ class _Planned(NamedTuple):
 
 
 def _ask_planners(
-    meeting: Meeting, own: Described, descriptions: Mapping[int, Description], options: Options, gone: frozenset[int]
+    meeting: Meeting,
+    own: Described,
+    descriptions: Mapping[int, Description],
+    group: Group,
+    strict: bool,
+    gone: frozenset[int],
 ) -> tuple[Sequence[Tensor], dict[str, tuple[str, ...]], list[TensorMove], _Planned]:
     """Agree where there are too many pieces to tell all ranks: ask planners, then hear the verdict. Collective."""
     others = without_pieces(descriptions)
     members = [rank for rank, d in sorted(descriptions.items()) if d.source or d.target or d.unlisted]
     answers, own_verdict = None, dict[str, Any]()
     if meeting.rank in members:
-        answers, own_verdict = _ask_in_time(meeting, members, own, others, options, gone)
-    verdict_meeting = meeting_of(options.group, gone)
+        answers, own_verdict = _ask_in_time(meeting, members, own, others, group, strict, gone)
+    verdict_meeting = meeting_of(group, gone)
     verdict_meeting.timeout = meeting.timeout
     verdicts = verdict_meeting.say(own_verdict)
     raise_if_any(by_sentence({rank: [v["problem"]] for rank, v in sorted(verdicts.items()) if v.get("problem")}))
     verdict = Verdict.of(verdicts.values(), names_of_others(others))
-    beside = agreed_beside(verdict, others, gone, options.strict)
+    beside = agreed_beside(verdict, others, gone, strict)
     moves = moves_of(beside.tensors, gone, {})
     # Of a tensor whose target is in pieces, a rank knows the move only if it has a part.
     multi_mesh = frozenset([name for name, sharding in beside.shardings[0].items() if sharding.meshes > 1])
@@ -282,7 +265,8 @@ def _ask_in_time(
     members: Sequence[int],
     own: Described,
     others: Mapping[int, Description],
-    options: Options,
+    group: Group,
+    strict: bool,
     gone: frozenset[int],
 ) -> tuple[Answers, dict[str, Any]]:
     """Ask planners, and end the waits that take longer than the timeout. Collective over the members."""
@@ -296,8 +280,8 @@ def _ask_in_time(
 
     team = Team(None, members, meeting.rank, torch.device("cpu"))
     if len(members) == 1:
-        return ask_planners(team, own.description, others, gone, options.strict, read, lambda text, waits: None)
-    place = options.group if isinstance(options.group, Place) else None
+        return ask_planners(team, own.description, others, gone, strict, read, lambda text, waits: None)
+    place = group if isinstance(group, Place) else None
     # If the watch ends a wait while the control group is being made, it closes the connections of the latest team.
     common, teams = common_of(place), [team]
     store = dist.PrefixStore(f"{meeting.name}/pieces", common.store)
@@ -318,7 +302,7 @@ def _ask_in_time(
         teams.append(team)
         team.use_control_group(control, tag)
         team.extend_timeout(meeting.timeout)
-        answered = ask_planners(team, own.description, others, gone, options.strict, read, watch.enter)
+        answered = ask_planners(team, own.description, others, gone, strict, read, watch.enter)
     except Exception as error:
         said = watch.settle(error, is_own=not watch.position.waits)
         watch.close()

@@ -360,10 +360,6 @@ class ChangesOnly(Exchanges):
 
     Args:
         is_on_cpu: whether what was sent is kept in the host's memory.
-
-    Attributes:
-        sent_bytes: the bytes that this rank sent to others in the last run, positions included.
-        changed: how many elements it sent in the last run, and of how many.
     """
 
     def __init__(self, *given: Any, is_on_cpu: bool = False) -> None:
@@ -379,7 +375,6 @@ class ChangesOnly(Exchanges):
         # is unpacked. One more exchange begins before the last one is unpacked.
         self._headers: list[Header] = []
         self._landing_headers: list[Header] = []
-        self.sent_bytes, self.changed = 0, (0, 0)
 
     @property
     def staging(self) -> int:

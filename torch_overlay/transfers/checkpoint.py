@@ -319,7 +319,7 @@ def bytes_to_read_into(budget: int) -> int:
 
 
 class Rounds:
-    """The rounds of a plan. A run uses it in place of one `Exchanges`, and it has the same interface.
+    """The rounds of a plan. See `AnyExchanges`.
 
     Args:
         rounds: in order.
@@ -329,12 +329,12 @@ class Rounds:
 
     Attributes:
         reads: empty, since no tensor of the program is read.
-        written: the places in the plan whose targets the last run wrote, or began to write.
     """
 
     def __init__(self, rounds: Sequence[Round], contents: Contents, files: Files | None, device: torch.device) -> None:
         self._rounds, self._contents, self._files, self._device = rounds, contents, files, device
         self.reads, self.written = frozenset[int](), frozenset[int]()
+        self.sent_bytes, self.changed = 0, (0, 0)
 
     @property
     def count(self) -> int:
@@ -368,8 +368,8 @@ class Rounds:
     ) -> None:
         """Read and move all rounds, one after the other, while a thread reads the next one. Collective.
 
-        Arguments are those of `Exchanges.run`. `sources` isn't used. No views are kept for the next run, since the
-        sources lie in other buffers then: `keeps` and `state` change nothing.
+        `sources` isn't used. No views are kept for the next run, since the sources lie in other buffers then: `keeps`
+        and `state` change nothing.
         """
         if watch is None and self._rounds:  # which says so where there are several ranks
             with said_if_long(f"reading a checkpoint, in {counted(len(self._rounds), 'round')}"):
@@ -504,6 +504,9 @@ class Rounds:
                 os.close(descriptor)
         except (OSError, RuntimeError) as error:
             raise RuntimeError(f"reading {self._contents.entries[part.entry].name!r}: {error}") from error
+
+    def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
+        """Do nothing: everything is sent whole."""
 
     def forget(self) -> None:
         """Let go of kept views, in all rounds."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..distributed._mesh.text import of_ranks
 from .checkpoint import Contents
 from .descriptions import SIDES, Problem, Tensor
+from .options import SAME
 from .replicas import replica_problems
 from .sharding import CASTS, on_several_meshes, replicated_sharding
 
@@ -88,14 +89,14 @@ def _shardings_of_checkpoint(
 
 
 def _check_options(descriptions: Mapping[int, Description]) -> None:
-    """Check that all ranks give the same `strict`, `keep`, `timeout`, `changes` and `relay`.
+    """Check that all ranks give the same options, but for those that belong to a rank.
 
     With `strict` on some ranks only, these would stop at a name that only one side has, and the others would wait.
     """
-    for option in ("strict", "keep", "timeout", "changes", "relay"):
+    for option in SAME:
         by_value: dict[object, list[int]] = {}
         for rank, description in sorted(descriptions.items()):
-            by_value.setdefault(getattr(description, option), []).append(rank)
+            by_value.setdefault(getattr(description.options, option, None), []).append(rank)
         if len(by_value) > 1:
             given = ", and ".join(f"{option}={value} on {of_ranks(ranks)}" for value, ranks in by_value.items())
             raise ValueError(f"All ranks of a Transfer give the same {option}=; got {given}.")

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from ..distributed.tensor._planner.boxes import Box
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ._planner.memory import Shared
+from .options import Options
 from .pieces import Pieces, Plain, digests_of, is_pieces, lack_of_memory, own_tensors, part_of, settled
 from .sharding import Meshes, Sharding, misfit, shardings
 from .tensor_files import Checkpoint
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     Data = dict[str, Any]  # of text, numbers, lists and dicts, as JSON has them
 
 SIDES = "source", "target"
-OPTIONS = "budget", "strict", "keep", "timeout", "changes", "relay", "host", "gives_nothing"  # fields of a Description
+AS_THEY_ARE = "options", "gives_nothing", "checkpoint", "unlisted"  # fields of a Description that JSON takes
 
 
 class Description(NamedTuple):
@@ -44,9 +45,7 @@ class Description(NamedTuple):
         digests: of the values of plain sources and of pieces: for each name, its boxes with their digests. By them
             ranks see that replicas are equal.
         tied: the names of its targets that are one block of memory.
-        budget, strict, keep, timeout, changes, relay: as it gave them; None if it takes no part, or gave no timeout.
-            The timeout is in seconds.
-        host: the name of its machine; None if it gave none.
+        options: as it gave them; None of a rank that can't take part.
         gives_nothing: whether it gave None in place of both trees.
         checkpoint: what `Files.as_data` returned for its source, if that is a checkpoint.
         unlisted: how many pieces it has, if it tells them to planners; 0 if it tells them here, to all ranks.
@@ -57,13 +56,7 @@ class Description(NamedTuple):
     problem: str | None = None
     digests: Mapping[str, Sequence[tuple[Box, str]]] | None = None
     tied: Sequence[tuple[str, ...]] = ()
-    budget: int | None = None
-    strict: bool | None = None
-    keep: bool | None = None
-    timeout: float | None = None
-    changes: bool | str | None = None
-    relay: bool | None = None
-    host: str | None = None
+    options: Options | None = None
     gives_nothing: bool = False
     checkpoint: Data | None = None
     unlisted: int = 0
@@ -234,8 +227,7 @@ def as_data(description: Description) -> Data:
     # The boxes of the digests are those of the rows, in the same order.
     digests = {name: [value for _, value in boxes] for name, boxes in (description.digests or {}).items()}
     data: Data = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
-    data |= {"checkpoint": description.checkpoint, "unlisted": description.unlisted}
-    data |= {name: getattr(description, name) for name in OPTIONS}
+    data |= {name: getattr(description, name) for name in AS_THEY_ARE}
     return {**data, **dict(zip(SIDES, sides))}
 
 
@@ -249,9 +241,9 @@ def from_data(data: Data) -> Description:
             sides[-1].update(dict.fromkeys(names, _sharding(row, meshes)))
     tied = [tuple(names) for names in data["tied"]]
     digests = {name: [*zip(_boxes(sides[0][name]), values)] for name, values in data["digests"].items()}
-    options = {name: data[name] for name in OPTIONS}
-    options |= {name: data[name] for name in ("checkpoint", "unlisted")}
-    return Description(sides[0], sides[1], data["problem"], digests, tied, **options)
+    options = None if data["options"] is None else Options(*data["options"])
+    others = {name: data[name] for name in AS_THEY_ARE} | {"options": options}
+    return Description(sides[0], sides[1], data["problem"], digests, tied, **others)
 
 
 def _boxes(sharding: Sharding) -> Sequence[Box]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -233,8 +233,57 @@ class Torn(RuntimeError):
     """An exchange failed after some targets had been written: they are a mixture of old and new."""
 
 
+class AnyExchanges(Protocol):
+    """What runs a plan: the exchanges of one schedule (`Exchanges`, `ChangesOnly`), of the rounds of a checkpoint
+    (`Rounds`) or of the hops of a relay (`Relayed`).
+
+    Attributes:
+        reads: the moves, by position in the plan, whose source this rank sends or copies.
+        written: those whose target the last run wrote, or began to write.
+    """
+
+    reads: frozenset[int]
+    written: frozenset[int]
+
+    @property
+    def count(self) -> int:
+        """How many exchanges there are."""
+
+    @property
+    def staging(self) -> int:
+        """The most bytes that buffers take at one time in a run."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """With `changes`: the bytes that this rank sent in the last run."""
+
+    @property
+    def changed(self) -> tuple[int, int]:
+        """With `changes`: how many elements this rank sent in the last run, and of how many."""
+
+    def run(
+        self,
+        sources: Locals,
+        targets: Locals,
+        sent: Callable[[], None] = ...,
+        keeps: bool = False,
+        watch: Watch | None = None,
+        state: object = None,
+    ) -> None:
+        """Write all targets, and call `sent` when no source is read any more. Collective.
+
+        With `keeps`, views of the tensors are kept for the next run; they hold if it gives the same `state`.
+        """
+
+    def forget(self) -> None:
+        """Let go of all views, and of what was sent."""
+
+    def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
+        """With `changes`: in the next run, send whole messages to these ranks; to all, if None."""
+
+
 class Exchanges:
-    """The exchanges of one schedule on this rank. Made once, run often.
+    """The exchanges of one schedule on this rank. Made once, run often. See `AnyExchanges`.
 
     Args:
         schedule: of this rank. Its tensors are numbered by the move, and so are all lists of tensors here.
@@ -245,8 +294,6 @@ class Exchanges:
         buffers: allocates the buffers; if not given, none is held between two runs.
 
     Attributes:
-        reads: the moves whose source this rank sends or copies.
-        written: the moves whose target the last run wrote, or began to write.
         label: stands before the number of an exchange in errors and profiles.
     """
 
@@ -269,6 +316,7 @@ class Exchanges:
             (schedule.packed(number, count, large), schedule.landed(number, count, large)) for number in range(count)
         ]
         self.reads, self.written = frozenset(schedule.reads), frozenset[int]()
+        self.sent_bytes, self.changed = 0, (0, 0)
         self._writes = frozenset(schedule.writes)
         self._wires = wires
         self._landed, self._is_written = 0, False
@@ -470,6 +518,9 @@ class Exchanges:
         """Let go of all views, and of the memory that they hold. The next run makes them anew."""
         self._views.forget()
         self._kept_views = None
+
+    def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
+        """Do nothing: everything is sent whole."""
 
     def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
         """Compute where all blocks lie in the local tensors, and store that, unless the tensors have the shapes,

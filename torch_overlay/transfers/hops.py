@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from ._planner.piece_moves import Listed, OnMesh, Pieced, PieceMove
 from ._planner.relay import Relay, Turns
 from ._planner.sides import Ranks, Side
-from .changes import ChangesOnly
 from .exchanges import Torn
 
 if TYPE_CHECKING:
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
     from ..rendezvous.watch import Watch
     from ._planner.piece_moves import End
     from .blocks import Locals
-    from .checkpoint import Rounds
     from .descriptions import Tensor
-    from .exchanges import Exchanges
+    from .exchanges import AnyExchanges, Exchanges
     from .sharding import Sharding
 
 
@@ -113,28 +111,30 @@ def _pairs(target: Sharding) -> list[tuple[int, int]]:
 
 
 class Relayed:
-    """Runs all hops of a plan, one after the other. It has the interface of `Exchanges`.
+    """Runs all hops of a plan, one after the other. See `AnyExchanges`.
 
     Args:
         first: the exchanges of the hop that reads the sources.
         hops: the other hops, which read targets, each with its exchanges.
-
-    Attributes:
-        reads, written: as of `Exchanges`; indices are positions in the plan.
-        sent_bytes, changed: as of `ChangesOnly`.
     """
 
-    def __init__(self, first: Exchanges | Rounds, hops: Sequence[tuple[Hop, Exchanges]]) -> None:
+    def __init__(self, first: AnyExchanges, hops: Sequence[tuple[Hop, Exchanges]]) -> None:
         self._first, self._hops = first, hops
+        self._all = [first, *[exchanges for _, exchanges in hops]]
         self.reads, self.written = first.reads, frozenset[int]()
         # The first hop has no label: it is named as a transfer without a relay.
         for number, (_, exchanges) in enumerate(hops, 2):
             exchanges.label = f"hop {number} of {len(hops) + 1}, "
 
     @property
+    def count(self) -> int:
+        """How many exchanges there are in all hops."""
+        return sum([exchanges.count for exchanges in self._all])
+
+    @property
     def staging(self) -> int:
         """The most bytes that buffers take at one time in a run."""
-        return max([self._first.staging, *[exchanges.staging for _, exchanges in self._hops]])
+        return max([exchanges.staging for exchanges in self._all])
 
     def run(
         self,
@@ -145,8 +145,7 @@ class Relayed:
         watch: Watch | None = None,
         state: object = None,
     ) -> None:
-        """Run all hops. Collective. Arguments are those of `Exchanges.run`; `sent` is called in the first hop, the only
-        one that reads sources."""
+        """Run all hops. Collective. `sent` is called in the first one, the only one that reads sources."""
         self.written = frozenset()
         try:
             self._first.run(sources, targets, sent, keeps, watch, state)
@@ -169,28 +168,18 @@ class Relayed:
             exchanges.forget()
 
     def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
-        """In the next run, send whole messages to these ranks, in all hops. See `ChangesOnly.send_whole_next`."""
+        """In the next run, send whole messages to these ranks, in all hops."""
         receivers = None if ranks is None else [*ranks]
-        for exchanges in self._changes:
+        for exchanges in self._all:
             exchanges.send_whole_next(receivers)
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that this rank sent in the last run, in all hops. See `ChangesOnly`."""
-        return sum([exchanges.sent_bytes for exchanges in self._changes])
+        """The bytes that this rank sent in the last run, in all hops."""
+        return sum([exchanges.sent_bytes for exchanges in self._all])
 
     @property
     def changed(self) -> tuple[int, int]:
-        """How many elements this rank sent in the last run, and of how many, in all hops. See `ChangesOnly`."""
-        counts = [exchanges.changed for exchanges in self._changes]
+        """How many elements this rank sent in the last run, and of how many, in all hops."""
+        counts = [exchanges.changed for exchanges in self._all]
         return sum([elements for elements, _ in counts]), sum([total for _, total in counts])
-
-    @property
-    def _all(self) -> list[Exchanges | Rounds]:
-        """The exchanges of all hops, in order."""
-        return [self._first, *[exchanges for _, exchanges in self._hops]]
-
-    @property
-    def _changes(self) -> list[ChangesOnly]:
-        """The exchanges of all hops that send changes alone: all of them with `changes=`, else none."""
-        return [exchanges for exchanges in self._all if isinstance(exchanges, ChangesOnly)]

@@ -493,6 +493,11 @@ def digest(tensor: torch.Tensor) -> str:
     values = tensor.detach().resolve_conj().resolve_neg().contiguous()
     # A tensor with one element counts as contiguous whatever its strides, and view() would refuse some of them.
     flat = values.as_strided((values.numel(),), (1,)).view(torch.uint8)
+    return hashlib.blake2b(repr(word_sums(flat)).encode(), digest_size=16).hexdigest()
+
+
+def word_sums(flat: torch.Tensor) -> list[int]:
+    """Return the number of bytes, and for each DIGESTED words of these bytes the sum that `digest` hashes."""
     if flat.storage_offset() % 8:  # view(int64) needs an aligned beginning
         flat = flat.clone()
     whole = len(flat) // 8 * 8
@@ -505,4 +510,4 @@ def digest(tensor: torch.Tensor) -> str:
         mixed = (words ^ positions[: len(words)]).mul_(_ODD_FACTORS[1])
         mixed.bitwise_xor_(mixed >> 32).mul_(_ODD_FACTORS[2])
         sums.append(mixed.bitwise_xor_(mixed >> 29).sum())
-    return hashlib.blake2b(repr([len(flat), *torch.stack(sums).tolist()]).encode(), digest_size=16).hexdigest()
+    return [len(flat), *torch.stack(sums).tolist()]

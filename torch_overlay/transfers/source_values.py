@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ..distributed.tensor._planner.boxes import Box
     from ..rendezvous.meeting import Meeting
     from ..rendezvous.team import Team
+    from .agreement import Agreement
     from .blocks import Locals
     from .bound_tensors import BoundTensor
-    from .descriptions import Tensor
     from .tensor_moves import TensorMove
 
 # Stands for the source's sharding on a rank that doesn't know it: another rank said that the tensor is in pieces.
@@ -51,12 +51,9 @@ def source_digests(
 
 def replica_problems_now(
     team: Team,
-    tensors: Iterable[Tensor],
-    tied: Iterable[tuple[str, ...]],
+    agreement: Agreement,
     sources: Sequence[BoundTensor | None],
     locals_: Locals,
-    moves: Sequence[TensorMove],
-    multi_mesh: Collection[str],
     are_all_asked: bool,
     are_ties_apart: bool,
 ) -> list[str]:
@@ -66,8 +63,9 @@ def replica_problems_now(
     the Transfer was made, experts of one name may all have been zero. So are the sources of tied targets, unless they
     are tied, too. For `run(check=True)`, plain tensors, pieces and replicas on one mesh are compared as well.
     """
-    tied = sorted(tied) if are_all_asked or are_ties_apart else []
-    asked = {name for names in tied for name in names} | {*multi_mesh}
+    moves = agreement.moves
+    tied = sorted(agreement.tied) if are_all_asked or are_ties_apart else []
+    asked = {name for names in tied for name in names} | agreement.multi_mesh
     own = source_digests(
         sources,
         locals_,
@@ -75,7 +73,7 @@ def replica_problems_now(
         lambda source: source.name in asked or (are_all_asked and source.box is not None),
     )
     on_mesh, by_group = _of_replicas_on_a_mesh(sources, locals_, moves, asked) if are_all_asked else ({}, {})
-    shardings = {tensor.name: tensor.source for tensor in tensors}
+    shardings = {tensor.name: tensor.source for tensor in agreement.tensors}
     # Where planners planned, a rank has only its own tensors in `tensors`, and can't tell pieces of another from plain.
     reports = team.gather_data([own, [name for name in own if shardings[name].pieces], by_group])
     digests = {rank: boxed(of_rank) for rank, (of_rank, *_) in sorted(reports.items())}

@@ -14,7 +14,7 @@ from ._planner.schedule import ALIGNED, BudgetTooSmall, Flow, Schedule
 from .bound_tensors import size_of
 from .changes import ChangesOnly
 from .checkpoint import BUFFERS, Round, Rounds, bytes_to_read_into
-from .exchanges import Exchanges, Traffic, agreed_count
+from .exchanges import AnyExchanges, Exchanges, Traffic, agreed_count
 from .hops import Hop, Relayed
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
     """
 
     indices: Sequence[int]
-    exchanges: Exchanges | Rounds | Relayed
+    exchanges: AnyExchanges
 
 
 def bytes_for_buffers(agreement: Agreement) -> int:
@@ -145,23 +145,22 @@ class Plans:
         self,
         names: tuple[str, ...] | None,
         indices: Sequence[int],
-        first: Exchanges | Rounds,
+        first: AnyExchanges,
         traffic: Traffic,
         room: Room,
     ) -> None:
         """Add the plan that begins with `first`, and goes on with the hops of a relay, if there is one. Collective."""
-        hops, count = [], first.count
+        hops = []
         for whole_hop in self._agreement.hops:
             hop = whole_hop.part(indices)
             schedule = Schedule.of(hop.moves, self._group.member.rank)
             exchanges, hop_traffic = self._exchanges(schedule, self._wires_of_hop(hop, indices), room)
             hops.append((hop, exchanges))
-            # Hops run one after the other, so that their exchanges add up while their buffers don't.
-            count += exchanges.count
             traffic = _sum([traffic, hop_traffic])
+        plan = Plan(indices, Relayed(first, hops) if hops else first)
         if None not in self.by_names:  # the plan of all names comes first, and is what `Transfer.traffic` tells of
-            self.count, self.traffic = count, traffic
-        self.by_names[names] = Plan(indices, Relayed(first, hops) if hops else first)
+            self.count, self.traffic = plan.exchanges.count, traffic
+        self.by_names[names] = plan
 
     def _exchanges(self, schedule: Schedule, wires: list[torch.dtype | None], room: Room) -> tuple[Exchanges, Traffic]:
         """Make the exchanges of a schedule. Collective."""

@@ -1,110 +1,17 @@
-"""A run: what ranks report before it, and the handle of one in the background."""
+"""The handle of a `Transfer`'s run in the background, and the thread and stream on which that run goes."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import zlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .comparison import by_sentence
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ..rendezvous.team import Team
+    from collections.abc import Callable, Iterable
 
     Job = Callable[[Callable[[], None]], None]  # calls what it is given when no source is read any more
-
-
-NO_VERSION = -(1 << 62)  # travels in place of a version
-
-
-def checked_names(only: Any) -> tuple[tuple[str, ...] | None, list[str]]:
-    """Check what the user gave as `only=`. Raises nothing: a problem goes into the rank's report."""
-    if only is None:
-        return None, []
-    # A string is iterable, too, and a name that was given without a list around it would be taken for its letters.
-    names: list[Any] = [*only] if isinstance(only, Iterable) and not isinstance(only, str) else [None]
-    if not all(isinstance(name, str) for name in names):
-        return None, [f"only= takes several names, and got {only!r}"]
-    return tuple(sorted({*names})), []
-
-
-def checked_version(version: Any) -> tuple[int | None, list[str]]:
-    """Check what the user gave as `version=`. Raises nothing: a problem goes into the rank's report."""
-    if version is None or (isinstance(version, int) and abs(version) < -NO_VERSION):
-        return version, []
-    return None, [f"version= takes a whole number of less than 63 bits, and got {version!r}"]
-
-
-class RunDecision(NamedTuple):
-    """What the reports of all ranks come to; the same on all ranks.
-
-    Attributes:
-        problems: why which ranks can't run, in words; the run goes on if there are none.
-        version: what the sources gave as `version=`; None if they gave none.
-        is_background: True if some rank runs in the background. All ranks then compare, at the end, whether sources
-            changed meanwhile.
-        need_whole: the ranks that need everything whole, since they lack what was sent to them last.
-        are_ties_apart: True if on some rank the sources of targets that are one block of memory are not.
-    """
-
-    problems: list[str]
-    version: int | None = None
-    is_background: bool = False
-    need_whole: frozenset[int] = frozenset()
-    are_ties_apart: bool = False
-
-
-class RunReport(NamedTuple):
-    """What a rank tells the others before a run, while nothing has been sent.
-
-    Attributes:
-        problems: why it can't run, in words.
-        only: the names of the tensors to move, in order; None for all.
-        version: as the rank gave it to `run`; None if it gave none.
-        checks: whether it gave `check=True`.
-        is_background: whether it gave `async_op=True`.
-        needs_whole: whether its targets may differ from what was sent to it last, so that changes alone aren't enough.
-        are_ties_apart: whether its sources of targets that are one block of memory are not, so that their values may
-            differ.
-    """
-
-    problems: Sequence[str]
-    only: tuple[str, ...] | None = None
-    version: int | None = None
-    checks: bool = False
-    is_background: bool = False
-    needs_whole: bool = False
-    are_ties_apart: bool = False
-
-    def agree(self, team: Team) -> RunDecision:
-        """Exchange the reports of all ranks, and decide whether and how they run. Collective.
-
-        If nothing is wrong, each rank sends seven integers. Otherwise ranks then also exchange the text of their
-        problems.
-        """
-        only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
-        version = NO_VERSION if self.version is None else self.version
-        flags = self.checks, self.is_background, self.needs_whole, self.are_ties_apart
-        rows = team.gather([len(self.problems), only, version, *map(int, flags)])
-        problem_counts, onlys, versions, checks, background, _, apart = [{*column} for column in zip(*rows)]
-        versions -= {NO_VERSION}
-        if problem_counts == {0} and len(onlys) == len(checks) == 1 and len(versions) < 2:
-            need_whole = frozenset(rank for rank, (*_, needs_whole, _) in zip(team.ranks, rows) if needs_whole)
-            return RunDecision([], next(iter(versions), None), 1 in background, need_whole, 1 in apart)
-        said = [*self.problems]
-        if len(onlys) > 1:
-            said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
-        if len(versions) > 1 and self.version is not None:
-            said.append(f"says version {self.version}")
-        if len(checks) > 1:
-            said.append(f"runs with check={self.checks}")
-        return RunDecision(by_sentence(team.gather_data(said)))
 
 
 class Running:

@@ -1,0 +1,198 @@
+"""Compare what targets of a `Transfer` hold with what its sources hold, without sending a tensor. Start at `verify`.
+
+The plan of a run says which elements of a source go to which place in a target. So both ends compute digests of the
+same elements, in the target's dtype, and only these travel: 16 bytes for each part of a tensor in a message. Each
+target is compared with the source itself, also where a relay passes elements on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ..distributed._mesh.text import of_ranks
+from ..distributed._torch import span
+from ..distributed.tensor._planner.boxes import Box
+from ..distributed.tensor._runner.exchange import part
+from ..show.words import counted
+from ._planner.boxes import blocks
+from ._planner.schedule import Schedule
+from .blocks import BY_WIDTH
+from .comparison import SHOWN
+from .pieces import settled, word_sums
+from .run import Run, name_of
+from .tensor_moves import moves_of
+from .trees import with_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ._planner.schedule import Stream
+    from .blocks import Locals
+    from .run import TransferState
+    from .tensor_moves import TensorMove
+
+DIGEST = 16  # bytes
+# Elements that are hashed at a time; a part that isn't contiguous is copied so. On a GPU each chunk is waited for.
+CHUNK, CHUNK_ON_GPU = 1 << 18, 1 << 26
+
+
+class Part(NamedTuple):
+    """Elements of a local tensor that both ends of a message have.
+
+    Attributes:
+        move: its index.
+        box: of the local tensor.
+        first, last: of the box, counted row-major, the elements from `first` to `last - 1`.
+    """
+
+    move: int
+    box: Box
+    first: int
+    last: int
+
+
+def verify(transfer: TransferState, only: object) -> None:
+    """Compare all targets with their sources. Collective over the ranks of the Transfer."""
+    run = Run.check(transfer, only, None, False, False, False)
+    run.report = run.report._replace(verifies=True)
+    if run.shared.overwritten:
+        run.report.problems.append("verify(): targets lie in the memory of sources, which a run overwrites")
+    if transfer.agreement.contents is not None:
+        run.report.problems.append("verify() compares tensors, and the source is a checkpoint")
+    with span(f"verify {counted(len(run.indices), 'tensor')}"), torch.inference_mode():
+        with run.in_step("the reports before comparing"):
+            problems = run.agree().problems
+            differences, count = ([], 0) if problems else _differences_of_all(transfer, run)
+        run.raise_if_any(problems)
+    if differences:
+        shown = "; ".join(differences[:SHOWN])
+        more = f"; and {count - SHOWN} more" if count > SHOWN else ""
+        text = with_paths(f"{shown}{more}", transfer.agreement.paths)
+        raise ValueError(f"{name_of(transfer.ranks)}: targets don't hold what their sources hold now: {text}.")
+
+
+def _differences_of_all(transfer: TransferState, run: Run) -> tuple[list[str], int]:
+    """Say what differs on any rank, in words, at least the first few; and how much does. The same on all ranks.
+    Collective."""
+    group, team = run.group, run.group.member
+    moves, sources, targets = _direct(transfer, run)
+    group.enter("computing digests", False)
+    schedule = Schedule.of([each.move for each in moves], team.rank, transfer.agreement.gone)
+    dtypes = [getattr(torch, each.tensor.target.dtype) for each in moves]
+    canonical = [each.tensor.is_cast for each in moves]  # a cast may change the bits of a NaN
+
+    def digests(stream: Stream, locals_: Locals) -> bytes:
+        return b"".join([_digest(each, locals_, dtypes[each.move], canonical[each.move]) for each in _parts(stream)])
+
+    sent = {peer: digests(stream, sources) for peer, stream in schedule.sends.items()}
+    own = {peer: digests(stream, targets) for peer, stream in schedule.receives.items()}
+    found = []
+    for number, before, after in schedule.kept:
+        elements = _kept_differ(number, before, after, sources, targets, canonical[number])
+        if elements:
+            found.append(
+                _difference(moves[number], Part(number, after, 0, after.elements), elements, team.rank, team.rank)
+            )
+    group.enter("comparing digests", True)
+    if team.is_fake:
+        came = own
+    elif team.control is None and len(team.ranks) > 1:
+        said = team.gather_data({str(peer): message.hex() for peer, message in sent.items()})
+        came = {peer: bytes.fromhex(said[peer].get(str(team.rank), "")) for peer in own}
+    else:
+        came = dict(zip(team.ranks, team.swap([sent.get(rank, b"") for rank in team.ranks])))
+    for peer, stream in schedule.receives.items():
+        for number, each in enumerate(_parts(stream)):
+            place = slice(DIGEST * number, DIGEST * (number + 1))
+            if own[peer][place] != came[peer][place]:
+                found.append(_difference(moves[each.move], each, None, team.rank, peer))
+    differences = run.replica_problems(True, False)
+    count = sum([number for (number,) in team.gather([len(found)])])
+    if count:
+        differences += [text for of_rank in team.gather_data(found[:SHOWN]).values() for text in of_rank]
+    return differences, max(count, len(differences))
+
+
+def _direct(transfer: TransferState, run: Run) -> tuple[Sequence[TensorMove], Locals, Locals]:
+    """Return the moves from sources to targets, without a relay, and their local tensors."""
+    agreement = transfer.agreement
+    planned = [agreement.moves[index] for index in run.indices]
+    if not agreement.hops:
+        return planned, [run.sources[n] for n in run.indices], [run.targets[n] for n in run.indices]
+    names = {each.tensor.name for each in planned}
+    direct = moves_of([tensor for tensor in agreement.tensors if tensor.name in names], agreement.gone, {})
+    # A piece is the source, or the target, of several moves. Each of them has it as its local tensor.
+    sources = {(each.tensor.name, each.numbers[0]): run.sources[n] for each, n in zip(planned, run.indices)}
+    targets = {(each.tensor.name, each.numbers[1]): run.targets[n] for each, n in zip(planned, run.indices)}
+    return (
+        direct,
+        [sources.get((each.tensor.name, each.numbers[0])) for each in direct],
+        [targets.get((each.tensor.name, each.numbers[1])) for each in direct],
+    )
+
+
+def _parts(stream: Stream) -> Iterator[Part]:
+    """Yield what a stream carries, one tensor after the other, in an order that both ends know."""
+    for tensors, _, box, first, last in stream.items:
+        for tensor in tensors:
+            yield Part(tensor, box, first, last)
+
+
+def _chunks(each: Part, locals_: Locals) -> Iterator[torch.Tensor]:
+    """Yield the elements of a part in row-major order, as flat tensors."""
+    local = locals_[each.move]
+    if local is None:
+        raise AssertionError("a rank has what its schedule moves")
+    view, chunk = part(settled(local).detach(), each.box), CHUNK if local.is_cpu else CHUNK_ON_GPU
+    if view.is_contiguous():
+        # Not view(-1): of a dim of length 1 the stride may be anything.
+        yield from view.as_strided((view.numel(),), (1,))[each.first : each.last].split(chunk)
+        return
+    for begin in range(each.first, each.last, chunk):
+        boxes = blocks(Box((0,) * view.dim(), tuple(view.shape)), begin, min(begin + chunk, each.last))
+        yield torch.cat([part(view, box).reshape(-1) for box in boxes])
+
+
+def _bits(values: torch.Tensor, dtype: torch.dtype, is_canonical: bool) -> torch.Tensor:
+    """Return flat values in a dtype, as integers. With `is_canonical` all NaN are one."""
+    values = values.resolve_conj().resolve_neg().to(dtype)
+    if is_canonical:
+        values = torch.where(values.isnan(), torch.full_like(values, torch.nan), values)
+    return values.view(BY_WIDTH[dtype.itemsize])
+
+
+def _digest(each: Part, locals_: Locals, dtype: torch.dtype, is_canonical: bool) -> bytes:
+    """Hash a part as it is, or would be, in the target."""
+    hashed = hashlib.blake2b(digest_size=DIGEST)
+    for chunk in _chunks(each, locals_):
+        hashed.update(repr(word_sums(_bits(chunk, dtype, is_canonical).view(torch.uint8))).encode())
+    return hashed.digest()
+
+
+def _kept_differ(number: int, before: Box, after: Box, sources: Locals, targets: Locals, is_canonical: bool) -> int:
+    """Count the elements that differ between a box of this rank's source and the same box of its target."""
+    target = targets[number]
+    if target is None:
+        raise AssertionError("a rank has what its schedule moves")
+    sides = [
+        _chunks(Part(number, box, 0, box.elements), locals_) for box, locals_ in ((before, sources), (after, targets))
+    ]
+    count = 0
+    for old, new in zip(*sides):
+        count += int((_bits(old, target.dtype, is_canonical) != _bits(new, target.dtype, is_canonical)).count_nonzero())
+    return count
+
+
+def _difference(move: TensorMove, each: Part, elements: int | None, rank: int, source: int) -> str:
+    """Say what differs, in words. `elements` is how many, None if nobody counted them."""
+    own = move.move.wanted(rank)
+    start = each.box.start if own is None else tuple(map(sum, zip(own.start, each.box.start)))
+    where = f"its box of shape {each.box.length} that starts at {start}"
+    if (each.first, each.last) != (0, each.box.elements):
+        where += f", in elements {each.first} to {each.last - 1} of it"
+    many = "" if elements is None else f", {elements} of {each.box.elements} elements"
+    of = "its own source" if rank == source else f"the source of {of_ranks([source])}"
+    return f"the target {move.tensor.name!r} of {of_ranks([rank])} differs from {of} in {where}{many}"
