@@ -80,10 +80,10 @@ class Transfer:
         changes: send only the elements whose bits differ from what was sent in the last run, as positions and values.
             Each sender keeps what it sent: as much memory as all that it sends, on the tensors' device, or in the
             host's memory with "cpu". The same on all ranks.
-        relay: send each element from the sources once, however many ranks want it: those that want the same get a
-            stripe each and pass it on among themselves. For many replicas and few sources. The same on all ranks.
-        host: with `relay`, a name for the machine on which this rank is. Ranks with the same name pass elements on
-            among themselves, and each element crosses to a machine once. Nothing is assumed of a rank without one.
+        relay: whether ranks that want the same get a stripe each and pass it on among themselves, so that each element
+            leaves the sources once and crosses to a machine once. By default they do where the busiest machine's link
+            then has fewer bytes, and with `changes` they don't. The same on all ranks.
+        host: a name for the machine on which this rank is. By default ``NCCL_HOSTID``, or the host's name and boot id.
 
     Attributes:
         budget: as this rank gave it.
@@ -119,7 +119,7 @@ class Transfer:
         keep: bool = False,
         timeout: float | timedelta | None = None,
         changes: bool | Literal["cpu"] = False,
-        relay: bool = False,
+        relay: bool | None = None,
         host: str | None = None,
     ) -> None:
         from .overlay import require_recognised
@@ -430,6 +430,8 @@ class Transfer:
         ]
         if not self.traffic:
             return f"{lines[0]}; this rank has no part in it"
+        if agreement.why:
+            lines.append(agreement.why)
         lines.append(
             f"{counted(self.exchanges, 'exchange')}; buffers of {size_text(self.staging)} on this rank at most"
         )

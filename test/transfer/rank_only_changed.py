@@ -11,7 +11,7 @@ import torch_overlay
 from mesh_ranks import WORLD, make_root
 from rank_pieces import covered_sides
 from rank_weights import any_bits, same
-from torch_overlay.transfers import changes, exchanges
+from torch_overlay.transfers import changes, exchanges, relays
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
 from width import NIGHTLY
@@ -52,6 +52,7 @@ class OnlyChangedCases:
                 mock.patch.object(changes, "FEW", (1, 32)[seed % 2]),
                 mock.patch.object(changes, "SAMPLED", (8, 1 << 20)[seed % 2]),
                 mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
+                mock.patch.object(relays, "ROUND", (8, 200, 8 << 20)[seed // 3 % 3]),
                 torch_overlay.Transfer(
                     source, target, budget=budget, changes=kinds, keep=seed % 4 == 0, relay=seed % 3 == 2
                 ) as transfer,

@@ -10,7 +10,7 @@ import torch_overlay
 from mesh_ranks import WORLD, make_root
 from rank_pieces import covered_sides
 from rank_weights import any_bits, same
-from torch_overlay.transfers import changes, exchanges
+from torch_overlay.transfers import changes, exchanges, relays
 from torch_overlay.transfers._planner import boxes, relay
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
@@ -54,6 +54,7 @@ class RelayCases:
             with (
                 mock.patch.object(relay, "STRIPE", rng.choice((1, 8, 100))),
                 mock.patch.object(boxes, "EVEN", rng.choice((1, 16))),
+                mock.patch.object(relays, "ROUND", rng.choice((8, 200, 8 << 20))),
                 mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
                 # Messages are short here, and would go whole.
                 mock.patch.object(changes, "is_longer", lambda *given: False),
@@ -165,12 +166,12 @@ class RelayCases:
         self.assertEqual(sent, whole.nbytes)
 
     def test_bad_options(self):
-        """Ranks differ in relay=; a host without it, or one that is no name."""
+        """Ranks differ in relay=; a host with relay=False, or one that is no name."""
         source, target = torch.zeros(4), torch.ones(4)
         with self.assertRaisesRegex(ValueError, "the same relay=; got relay="):
             torch_overlay.Transfer([source], [target], relay=self.rank > 0)
         for relay_, host in ((False, "a"), (True, 3)):
-            with self.assertRaisesRegex(ValueError, f"host= takes a name, and relay=True beside it; got {host!r}"):
+            with self.assertRaisesRegex(ValueError, f"host= takes a name, and relay=False needs none; got {host!r}"):
                 torch_overlay.Transfer([source], [target], relay=relay_, host=host)
 
 

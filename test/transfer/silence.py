@@ -72,11 +72,11 @@ def fault(job):
 def is_time(job, text, exchanges):
     """Whether the fault comes with this step, which is none of a run's if it is empty."""
     if job.place == "packing" and job.relay:
-        return text.startswith("hop 2 of 2, exchange 1 of ") and text.endswith(", pack")
+        return text.startswith("part 2 of 2, exchange 1 of ") and text.endswith(", pack")
     if job.place == "packing":
         return text == f"exchange 1 of {exchanges}, pack"
     if job.place == "first exchange":
-        return re.fullmatch(r"(hop 1 of \d+, )?exchange 1 of \d+, wait", text) is not None
+        return re.fullmatch(r"(part 1 of \d+, )?exchange 1 of \d+, wait", text) is not None
     if job.place != "last exchange" or not text.endswith(", wait"):
         return False
     number, _, count = text.partition("exchange ")[2].removesuffix(", wait").partition(" of ")

@@ -129,7 +129,7 @@ def killed_in(where):
     if where == "in meet":
         return killed_at(Meeting, "say")
     if where == "before it says what it has":
-        return killed_at(Meeting, "say", lambda meeting, _: meeting.purpose == "A Transfer")
+        return killed_at(Meeting, "say", lambda meeting, *_: meeting.purpose == "A Transfer")
     if where == "in asking planners":
         return killed_at(Team, "swap")
     if where == "in making the group":

@@ -118,19 +118,20 @@ class Meeting:
             "All of these ranks call it, in one order with what else they do; a rank without a part gives None."
         )
 
-    def say(self, what: Any) -> dict[int, Any]:
+    def say(self, what: Any, own: str = "") -> dict[int, Any]:
         """Tell all ranks a value, and return the value of each rank, by rank. Collective.
 
         Values are what JSON takes, so that reading one runs no code. Equal values are stored and read once, and are
-        returned as one object.
+        returned as one object. `own` is a short text beside it, which may differ between ranks that say the same: what
+        all ranks gave stands in `owns` afterwards.
         """
         try:
-            return self._exchange(zlib.compress(json.dumps(what).encode()))
+            return self._exchange(zlib.compress(json.dumps(what).encode()), own)
         except dist.DistNetworkError as error:
             who = "the rank" if self.keeper is None else f"rank {self.keeper}"
             raise RuntimeError(f"{self.purpose}: {who} that keeps the store of these ranks left, or died.") from error
 
-    def _exchange(self, said: bytes) -> dict[int, Any]:
+    def _exchange(self, said: bytes, text: str) -> dict[int, Any]:
         """Do what `say` does, with the value as compressed JSON."""
         key = hashlib.sha256(said).hexdigest()
         if not self.store.check([key]):
@@ -138,10 +139,13 @@ class Meeting:
         own = f"rank {self.rank}"
         # For ranks that wait for this one elsewhere.
         self._last_meetings.set(own, f"{self._where} (their number {self.name.rpartition('/')[2]})")
-        self.store.set(own, key if self._seal is None else f"{key} {self._seal.of(self.purpose, own, key)}")
+        word = f"{key}.{text.encode().hex()}"
+        self.store.set(own, word if self._seal is None else f"{word} {self._seal.of(self.purpose, own, word)}")
         self._wait()
         names = [f"rank {rank}" for rank in self.ranks]
-        keys = dict(zip(self.ranks, self._signed(self._words(names))))
+        pairs = [word.partition(".") for word in self._signed(self._words(names))]
+        keys = dict(zip(self.ranks, [key for key, _, _ in pairs]))
+        self.owns = dict(zip(self.ranks, [bytes.fromhex(coded).decode() for _, _, coded in pairs]))
         known = {key: self._read(key) for key in {*keys.values()}}
         self._clear([*known, *names])
         return {rank: known[key] for rank, key in keys.items()}

@@ -25,7 +25,8 @@ from ..rendezvous.watch import Watch
 from .checkpoint import bytes_to_read_into
 from .comparison import agreed, by_sentence, check_ranks, contents_of, raise_if_any
 from .descriptions import SIDES, Description, all_from_data, as_data, describe
-from .hops import Hop, hops_of, relays_of
+from .hops import hops_of
+from .hosts import own_host, passes_on
 from .pieces import Pieces, digest
 from .planner_ranks import (
     Verdict,
@@ -36,6 +37,7 @@ from .planner_ranks import (
     names_of_others,
     without_pieces,
 )
+from .relays import relays_of
 from .tensor_moves import TensorMove, check_nothing_is_lost, moves_from_planners, moves_of, moves_of_checkpoint
 from .trees import with_paths
 
@@ -46,12 +48,13 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ..rendezvous.meeting import Meeting
-    from ._planner.relay import Relay
     from .checkpoint import Contents
     from .descriptions import Described, Tensor
+    from .hops import PassedOn
     from .options import Options
     from .pieces import Given
     from .planner_ranks import Answers
+    from .relays import Passing
     from .tensor_files import Files
     from .trees import Names
 
@@ -69,7 +72,8 @@ class Agreement:
         budget: the smallest one that a rank gave, in bytes.
         tensors: what is moved, in order of name. Where planners planned, of tensors in pieces this rank's own alone.
         moves: how they are moved; where planners planned, in the same way this rank's own.
-        hops: with `relay`, the moves after the first hop.
+        passed: the moves by which ranks pass elements on.
+        why: why they do, or don't, in words; "" where nobody had to decide.
         tensor_count: how many tensors are moved by any rank.
         ends: the ranks of the source, and those of the target, also those that are gone.
         ranks: those of both sides, without those that are gone, ascending.
@@ -89,7 +93,8 @@ class Agreement:
     budget: int
     tensors: Sequence[Tensor]
     moves: list[TensorMove]
-    hops: list[Hop]
+    passed: list[PassedOn]
+    why: str
     tensor_count: int
     ends: tuple[set[int], set[int]]
     ranks: list[int]
@@ -138,8 +143,12 @@ def agree(
     with said_if_long("reading its tensors, or the headers of its checkpoint, for a Transfer"):
         own = describe(source, target, names, place, most)
     is_nothing = source is None and target is None
-    own = own._replace(description=own.description._replace(options=options, gives_nothing=is_nothing))
-    descriptions = all_from_data(meeting.say(as_data(own.description)))
+    # The host goes beside, so that ranks of a mesh over several hosts say the same.
+    own = own._replace(
+        description=own.description._replace(options=options._replace(host=None), gives_nothing=is_nothing)
+    )
+    descriptions = all_from_data(meeting.say(as_data(own.description), options.host or own_host()))
+    hosts = meeting.owns
     tensors: Sequence[Tensor] = []
     left_out: dict[str, tuple[str, ...]] = {}
     try:
@@ -157,23 +166,31 @@ def agree(
         raise type(error)(with_paths(str(error), own.paths)) from own.error
     given = {rank: d.options for rank, d in descriptions.items() if d.options is not None}
     budget = min(each.budget for each in given.values())
-    hosts = {rank: each.host for rank, each in given.items() if each.host is not None}
     planned = _Planned(None, array("q"))
-    relays: dict[str, Relay] = {}
+    relays: dict[str, list[Passing]] = {}
+    why = ""
+
+    def relays_for(tensors: Sequence[Tensor]) -> dict[str, list[Passing]]:
+        """Plan how tensors are passed on, if they are."""
+        nonlocal why
+        is_passed, why = (bool(options.relay), "") if options.relay is not None else passes_on(tensors, hosts)
+        return relays_of(tensors, hosts, has_rounds=contents is None) if is_passed else {}
+
     if not is_listed:
         tensors, left_out, moves, planned = _ask_planners(meeting, own, descriptions, group, options.strict, gone)
     elif contents is None:
-        relays = relays_of(tensors, hosts) if options.relay else {}
+        # With changes= much less is sent than adds up here, and each hop takes as long however little it sends.
+        relays = {} if options.changes and options.relay is None else relays_for(tensors)
         moves = moves_of(tensors, gone, relays)
     else:
         if options.changes:
             raise ValueError("changes= compares tensors of two runs, and the source is a checkpoint. Leave it out.")
         room = bytes_to_read_into(budget)
-        moves, relays = moves_of_checkpoint(tensors, contents, room, meeting.rank, hosts if options.relay else None)
+        moves, relays = moves_of_checkpoint(tensors, contents, room, meeting.rank, relays_for)
     verdict = planned.verdict
     known = tensors if planned.on_meshes is None else planned.on_meshes
     ends = _ends(known, verdict)
-    hops = hops_of([(move.tensor, move.numbers[1]) for move in moves], relays)
+    passed = hops_of(moves, relays)
     check_nothing_is_lost(moves, gone, verdict)
     agreement = Agreement(
         place=place,
@@ -181,7 +198,8 @@ def agree(
         budget=budget,
         tensors=tensors,
         moves=moves,
-        hops=hops,
+        passed=passed,
+        why=why,
         tensor_count=len(known) + (0 if verdict is None else verdict.tensors),
         ends=ends,
         ranks=sorted({*ends[0], *ends[1]} - gone),

@@ -210,7 +210,7 @@ def _runs_wanted(
 ) -> list[tuple[int, int, tuple[int, ...]]]:
     """Cut a tensor into runs of consecutive elements by which readers want them. Cached: don't change the list."""
     wanted: dict[tuple[int, int], list[int]] = {}
-    row, boxes = math.prod(shape[1:]), {} if target is None else _boxes_by_rank(target)
+    row, boxes = math.prod(shape[1:]), {} if target is None else boxes_by_rank(target)
     for place, rank in enumerate(readers):
         for box in boxes.get(rank, ()):
             if shape and box.length[1:] == shape[1:] and box.length[0]:
@@ -227,7 +227,7 @@ def _runs_wanted(
 
 
 @lru_cache(maxsize=256)
-def _boxes_by_rank(target: Sharding) -> dict[int, tuple[Box, ...]]:
+def boxes_by_rank(target: Sharding) -> dict[int, tuple[Box, ...]]:
     """Return the boxes that each rank wants of a tensor with this sharding. Cached: don't change the dict."""
     if target.pieces:
         return dict(zip(target.ranks, target.pieces))
@@ -334,7 +334,7 @@ class Rounds:
     def __init__(self, rounds: Sequence[Round], contents: Contents, files: Files | None, device: torch.device) -> None:
         self._rounds, self._contents, self._files, self._device = rounds, contents, files, device
         self.reads, self.written = frozenset[int](), frozenset[int]()
-        self.sent_bytes, self.changed = 0, (0, 0)
+        self.sent_bytes, self.changed, self.label = 0, (0, 0), ""
 
     @property
     def count(self) -> int:
@@ -386,7 +386,7 @@ class Rounds:
         with ThreadPoolExecutor(1, "torch_overlay reads a checkpoint") as reader:  # ends when nobody reads any more
             ahead = None
             for number, step in enumerate(self._rounds):
-                text, written = f"round {number + 1} of {len(self._rounds)}", frozenset[int]()
+                text, written = f"{self.label}round {number + 1} of {len(self._rounds)}", frozenset[int]()
                 buffer = buffers[number % BUFFERS]
                 try:
                     if watch is not None:

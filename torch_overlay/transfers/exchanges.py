@@ -235,15 +235,17 @@ class Torn(RuntimeError):
 
 class AnyExchanges(Protocol):
     """What runs a plan: the exchanges of one schedule (`Exchanges`, `ChangesOnly`), of the rounds of a checkpoint
-    (`Rounds`) or of the hops of a relay (`Relayed`).
+    (`Rounds`) or of the parts of a relay (`Parts`).
 
     Attributes:
         reads: the moves, by position in the plan, whose source this rank sends or copies.
         written: those whose target the last run wrote, or began to write.
+        label: stands before the number of an exchange in errors and profiles.
     """
 
     reads: frozenset[int]
     written: frozenset[int]
+    label: str
 
     @property
     def count(self) -> int:
@@ -292,12 +294,7 @@ class Exchanges:
         wires: for each move the dtype in which its tensor travels, None if its dtype doesn't change. If not given, none
             does.
         buffers: allocates the buffers; if not given, none is held between two runs.
-
-    Attributes:
-        label: stands before the number of an exchange in errors and profiles.
     """
-
-    label = ""
 
     def __init__(
         self,
@@ -316,7 +313,7 @@ class Exchanges:
             (schedule.packed(number, count, large), schedule.landed(number, count, large)) for number in range(count)
         ]
         self.reads, self.written = frozenset(schedule.reads), frozenset[int]()
-        self.sent_bytes, self.changed = 0, (0, 0)
+        self.sent_bytes, self.changed, self.label = 0, (0, 0), ""
         self._writes = frozenset(schedule.writes)
         self._wires = wires
         self._landed, self._is_written = 0, False

@@ -1,6 +1,8 @@
-"""The hops of a relay (`_planner/relay.py`): which tensors of this rank each hop reads and writes, and their run.
+"""The hops of a relay (`_planner/relay.py`) as parts of a run: which tensors of this rank each part reads and writes.
 
-The first hop reads the sources. Each later one reads and writes targets. Start at `hops_of` and `Relayed.run`.
+The first hop reads the sources. Each later one reads and writes targets. A large transfer is cut into rounds, and a
+round begins while earlier ones are passed on: part 3 of a run has the first hop of round 3, the second hop of round 2
+and the third one of round 1. So each host sends and receives at once. Start at `parts_of`.
 """
 
 from __future__ import annotations
@@ -8,96 +10,60 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._planner.piece_moves import Listed, OnMesh, Pieced, PieceMove
-from ._planner.relay import Relay, Turns
-from ._planner.sides import Ranks, Side
+from ._planner.piece_moves import Pieced, PieceMove
 from .exchanges import Torn
+from .relays import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..rendezvous.watch import Watch
     from ._planner.piece_moves import End
+    from ._planner.schedule import AnyMove
     from .blocks import Locals
     from .descriptions import Tensor
-    from .exchanges import AnyExchanges, Exchanges
+    from .exchanges import AnyExchanges
+    from .relays import Passing
     from .sharding import Sharding
+    from .tensor_moves import TensorMove
 
 
-@lru_cache(maxsize=256)  # the experts of a layer share one sharding, and so one end, whose cells are cut once
-def end_of(sharding: Sharding) -> Listed | OnMesh:
-    """Return which rank has which boxes of a tensor with this sharding, in the form that the planner takes."""
-    if sharding.pieces:
-        return Listed(zip(sharding.ranks, sharding.pieces))
-    return OnMesh(Side(sharding.regions, Ranks.of(sharding.ranks, sharding.regions.sizes)))
-
-
-def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> dict[str, Relay]:
-    """Plan the relay of each tensor of which several ranks want the same elements; the same on every rank."""
-    turns, relays = Turns(), {}
-    for tensor in tensors:
-        turn = turns.next(end_of(tensor.target), tensor.wire.itemsize)
-        if turn is not None:
-            places = tuple([(rank, hosts.get(rank, f"rank {rank}")) for rank in tensor.target.ranks]) if hosts else ()
-            relays[tensor.name] = _relay(tensor.source, tensor.target, tensor.wire.itemsize, turn, places)
-    return relays
-
-
-# Cached by value: tensors with equal shardings and an equal turn are planned once.
-@lru_cache(maxsize=256)
-def _relay(source: Sharding, target: Sharding, itemsize: int, turn: int, places: tuple[tuple[int, str], ...]) -> Relay:
-    """Plan the relay of tensors with these shardings."""
-    is_in_place = not set(source.ranks).isdisjoint(target.ranks)
-    shape = tuple(source.regions.shape)
-    return Relay.of(shape, (end_of(source), end_of(target)), itemsize, turn, is_in_place, dict(places))
-
-
-class Hop(NamedTuple):
-    """A hop after the first one, with the moves of all tensors in it.
+class PassedOn(NamedTuple):
+    """A move of a hop after the first one, from pieces of a tensor's target to pieces of the same target.
 
     Attributes:
-        moves: each from pieces of a tensor's target to pieces of the same target.
-        sources: for each of these moves, the index of a move of the first hop whose target is the piece that it reads.
-        targets: in the same way, for the piece that it writes.
+        source: the index of a move of the first hop whose target is the piece that it reads.
+        target: in the same way, for the piece that it writes.
+        part: the part of a run in which it goes.
     """
 
-    moves: list[PieceMove]
-    sources: list[int]
-    targets: list[int]
-
-    def part(self, numbers: Sequence[int]) -> Hop:
-        """Return the part of the hop that belongs to some moves of the first hop."""
-        place = {number: at for at, number in enumerate(numbers)}
-        rows = [row for row in zip(*self) if row[1] in place]
-        return Hop(
-            [move for move, _, _ in rows],
-            [place[source] for _, source, _ in rows],
-            [place[target] for _, _, target in rows],
-        )
+    move: PieceMove
+    source: int
+    target: int
+    part: int
 
 
-def hops_of(first_hop: Iterable[tuple[Tensor, int]], relays: Mapping[str, Relay]) -> list[Hop]:
-    """List all hops after the first one."""
+def hops_of(first_hop: Sequence[TensorMove], relays: Mapping[str, Sequence[Passing]]) -> list[PassedOn]:
+    """List the moves of all hops after the first one."""
     numbers: dict[str, dict[int, int]] = {}
     tensors: dict[str, Tensor] = {}
-    for number, (tensor, piece) in enumerate(first_hop):
-        numbers.setdefault(tensor.name, {}).setdefault(piece, number)
-        tensors[tensor.name] = tensor
-    hops: list[Hop] = []
-    for name, relay in relays.items():
+    for number, first in enumerate(first_hop):
+        numbers.setdefault(first.tensor.name, {}).setdefault(first.numbers[1], number)
+        tensors[first.tensor.name] = first.tensor
+    passed: list[PassedOn] = []
+    for name, of_tensor in relays.items():
+        if name not in tensors:
+            continue
         tensor, known = tensors[name], numbers[name]
         # Piece numbers that no move of the first hop has, for instance of empty pieces, need no later hop.
         pairs = [pair for pair in _pairs(tensor.target) if known.keys() >= {*pair}]
-        # One more hop without hosts, two with them. Tensors without a relay have none.
-        for level, pieces in enumerate(relay.hops):
-            if level == len(hops):
-                hops.append(Hop([], [], []))
-            for numbers_pair in pairs:
-                source, target = numbers_pair
-                hops[level].moves.append(PieceMove(pieces, numbers_pair, tensor.wire.itemsize, tensor.target.ranks))
-                hops[level].sources.append(known[source])
-                hops[level].targets.append(known[target])
-    return hops
+        for round_, _, relay in of_tensor:
+            # One more hop without hosts, two with them.
+            for level, pieces in enumerate(() if relay is None else relay.hops, 1):
+                for source, target in pairs:
+                    move = PieceMove(pieces, (source, target), tensor.wire.itemsize, tensor.target.ranks)
+                    passed.append(PassedOn(move, known[source], known[target], round_ + level))
+    return passed
 
 
 @lru_cache(maxsize=256)
@@ -110,25 +76,66 @@ def _pairs(target: Sharding) -> list[tuple[int, int]]:
     return sorted({*meeting.pairs(zip(target.ranks, target.pieces))})
 
 
-class Relayed:
-    """Runs all hops of a plan, one after the other. See `AnyExchanges`.
+class RunPart(NamedTuple):
+    """What goes at the same time in a run: one hop of each of some rounds.
 
-    Args:
-        first: the exchanges of the hop that reads the sources.
-        hops: the other hops, which read targets, each with its exchanges.
+    Attributes:
+        moves: of the tensors.
+        sources: for each move, the local tensor that it reads: False and a place in the plan for a source, True and a
+            place for a target.
+        targets: for each move, the place in the plan of the target that it writes.
     """
 
-    def __init__(self, first: AnyExchanges, hops: Sequence[tuple[Hop, Exchanges]]) -> None:
-        self._first, self._hops = first, hops
-        self._all = [first, *[exchanges for _, exchanges in hops]]
-        self.reads, self.written = first.reads, frozenset[int]()
-        # The first hop has no label: it is named as a transfer without a relay.
-        for number, (_, exchanges) in enumerate(hops, 2):
-            exchanges.label = f"hop {number} of {len(hops) + 1}, "
+    moves: list[AnyMove]
+    sources: list[tuple[bool, int]]
+    targets: list[int]
+
+    def add(self, move: AnyMove, source: tuple[bool, int], target: int) -> None:
+        """Add a move."""
+        self.moves.append(move)
+        self.sources.append(source)
+        self.targets.append(target)
+
+
+def parts_of(
+    moves: Sequence[TensorMove], passed: Sequence[PassedOn], indices: Sequence[int], is_checkpoint: bool = False
+) -> list[RunPart]:
+    """List the parts of a run of some moves, in order. All rounds of a checkpoint are the first part."""
+    parts: dict[int, RunPart] = {}
+    for place, index in enumerate(indices):
+        number = 0 if is_checkpoint else moves[index].round
+        parts.setdefault(number, RunPart([], [], [])).add(moves[index].move, (False, place), place)
+    place_of = {index: place for place, index in enumerate(indices)}
+    for move, source, target, number in passed:
+        if source in place_of:
+            part = parts.setdefault(number, RunPart([], [], []))
+            part.add(move, (True, place_of[source]), place_of[target])
+    # A rank that planners told of no move takes part in the exchanges all the same.
+    return [parts[number] for number in sorted(parts)] or [RunPart([], [], [])]
+
+
+class Parts:
+    """Runs the parts of a plan, one after the other. See `AnyExchanges`.
+
+    Args:
+        parts: in order, each with the exchanges that run it.
+    """
+
+    def __init__(self, parts: Sequence[tuple[RunPart, AnyExchanges]]) -> None:
+        self._parts = parts
+        self._all = [exchanges for _, exchanges in parts]
+        self.label, self.written = "", frozenset[int]()
+        read = [part.sources[number] for part, exchanges in parts for number in exchanges.reads]
+        self.reads = frozenset([place for is_target, place in read if not is_target])
+        # The last part that reads sources. Checkpoints are read there, too, and no tensor of the program is.
+        firsts = [number for number, (part, _) in enumerate(parts) if not all(source[0] for source in part.sources)]
+        self._last_first = firsts[-1] if firsts else 0
+        for number, exchanges in enumerate(self._all, 1):
+            exchanges.label = f"part {number} of {len(parts)}, "
 
     @property
     def count(self) -> int:
-        """How many exchanges there are in all hops."""
+        """How many exchanges there are in all parts."""
         return sum([exchanges.count for exchanges in self._all])
 
     @property
@@ -145,41 +152,42 @@ class Relayed:
         watch: Watch | None = None,
         state: object = None,
     ) -> None:
-        """Run all hops. Collective. `sent` is called in the first one, the only one that reads sources."""
+        """Run all parts. Collective."""
         self.written = frozenset()
-        try:
-            self._first.run(sources, targets, sent, keeps, watch, state)
-        finally:
-            self.written = self._first.written
-        for hop, exchanges in self._hops:
+        for number, (part, exchanges) in enumerate(self._parts):
+            done = sent if number == self._last_first else _nothing
             try:
-                locals_ = [[targets[place] for place in places] for places in (hop.sources, hop.targets)]
-                exchanges.run(locals_[0], locals_[1], lambda: None, keeps, watch, state)
+                own = [targets[place] if is_target else sources[place] for is_target, place in part.sources]
+                exchanges.run(own, [targets[place] for place in part.targets], done, keeps, watch, state)
             except Exception as error:
                 if self.written and not isinstance(error, Torn):
                     raise Torn(str(error)) from error
                 raise
             finally:  # also if it failed: the version counters of the targets that it wrote have to rise
-                self.written |= {hop.targets[place] for place in exchanges.written}
+                self.written |= {part.targets[place] for place in exchanges.written}
 
     def forget(self) -> None:
-        """Let go of all views, and of what was sent, in all hops."""
+        """Let go of all views, and of what was sent, in all parts."""
         for exchanges in self._all:
             exchanges.forget()
 
     def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
-        """In the next run, send whole messages to these ranks, in all hops."""
+        """In the next run, send whole messages to these ranks, in all parts."""
         receivers = None if ranks is None else [*ranks]
         for exchanges in self._all:
             exchanges.send_whole_next(receivers)
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that this rank sent in the last run, in all hops."""
+        """The bytes that this rank sent in the last run, in all parts."""
         return sum([exchanges.sent_bytes for exchanges in self._all])
 
     @property
     def changed(self) -> tuple[int, int]:
-        """How many elements this rank sent in the last run, and of how many, in all hops."""
+        """How many elements this rank sent in the last run, and of how many, in all parts."""
         counts = [exchanges.changed for exchanges in self._all]
         return sum([elements for elements, _ in counts]), sum([total for _, total in counts])
+
+
+def _nothing() -> None:
+    """Do nothing, in place of `sent`, in all parts but the last one that reads sources."""

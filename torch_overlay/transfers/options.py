@@ -16,7 +16,7 @@ class Options(NamedTuple):
     keep: bool = False
     timeout: float | None = None
     changes: bool | str = False
-    relay: bool = False
+    relay: bool | None = None
     host: str | None = None
 
     @staticmethod
@@ -27,9 +27,9 @@ class Options(NamedTuple):
         seconds = None if timeout is None else checked_timeout(timeout).total_seconds()
         if changes not in (True, False, "cpu"):
             raise ValueError(f'changes= takes True, False or "cpu"; got {changes!r}.')
-        if host is not None and not (relay and isinstance(host, str)):
-            raise ValueError(f"host= takes a name, and relay=True beside it; got {host!r} with relay={relay!r}.")
-        return Options(int(budget), strict, keep, seconds, changes, bool(relay), host)
+        if host is not None and (not isinstance(host, str) or relay is False):
+            raise ValueError(f"host= takes a name, and relay=False needs none; got {host!r} with relay={relay!r}.")
+        return Options(int(budget), strict, keep, seconds, changes, None if relay is None else bool(relay), host)
 
 
 def checked_timeout(timeout: Any) -> timedelta:

@@ -40,7 +40,7 @@ from .comparison import (
     uncovered_text,
 )
 from .descriptions import SIDES, Description, Problem, Tensor
-from .hops import end_of
+from .relays import end_of
 from .replicas import replica_problems
 from .sharding import Sharding, replicated_sharding
 

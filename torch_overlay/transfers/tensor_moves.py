@@ -11,18 +11,19 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..distributed._mesh.text import of_ranks
-from ._planner.piece_moves import Pieced, PieceMove
+from ._planner.piece_moves import Pieced, PieceMove, Slab
 from ._planner.routes import Move
 from ._planner.sides import Ranks, Side
 from .checkpoint import Local
 from .comparison import UNCOVERED, raise_if_any, uncovered_text
-from .hops import end_of, relays_of
 from .planner_ranks import numbers_of
+from .relays import NO_RELAY, Passing, end_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..distributed.tensor._planner.boxes import Box
+    from ._planner.piece_moves import End
     from ._planner.relay import Relay
     from ._planner.schedule import AnyMove
     from .checkpoint import Contents, Part
@@ -38,7 +39,7 @@ class TensorMove(NamedTuple):
         numbers: the number of the source's piece and that of the target's piece, on every rank that has such pieces; 0
             for a side that isn't in pieces.
         move: which rank sends which elements to whom.
-        round: for a checkpoint, the round in which the source is read; else 0.
+        round: for a checkpoint, the round in which the source is read; with a relay, that of its first hop; else 0.
         local: for a checkpoint, what this rank reads for the move; None if it reads nothing for it.
     """
 
@@ -49,21 +50,26 @@ class TensorMove(NamedTuple):
     local: Local | None = None
 
 
-def moves_of(tensors: Sequence[Tensor], gone: frozenset[int], relays: Mapping[str, Relay]) -> list[TensorMove]:
+def moves_of(
+    tensors: Sequence[Tensor], gone: frozenset[int], relays: Mapping[str, Sequence[Passing]]
+) -> list[TensorMove]:
     """List the moves of these tensors, those of one tensor together; the same list on every rank."""
     ranks_of_mesh: dict[Any, Ranks] = {}
     moves, problems = [], []
     for tensor in tensors:
-        # A tensor with a relay moves as pieces even between meshes: stripes are no shards of a mesh.
-        relay = relays.get(tensor.name)
-        if relay is None and not (tensor.source.pieces or tensor.target.pieces):
-            moves.append(TensorMove(tensor, (0, 0), _mesh_move(tensor, ranks_of_mesh)))
-            continue
-        pieces = _pieced(tensor.source, tensor.target, gone, relay)
-        problems.append(uncovered_text(tensor, pieces))
+        is_in_pieces = tensor.source.pieces or tensor.target.pieces
+        if is_in_pieces:
+            problems.append(uncovered_text(tensor, _pieced(tensor.source, tensor.target, gone, None, None)))
         members = tensor.source.ranks + tensor.target.ranks
-        for numbers in numbers_of(tensor, pieces):
-            moves.append(TensorMove(tensor, numbers, PieceMove(pieces, numbers, tensor.wire.itemsize, members)))
+        for number, slab, relay in relays.get(tensor.name, NO_RELAY):
+            # A tensor with a relay moves as pieces even between meshes: stripes are no shards of a mesh.
+            if relay is None and slab is None and not is_in_pieces:
+                moves.append(TensorMove(tensor, (0, 0), _mesh_move(tensor, ranks_of_mesh), number))
+                continue
+            pieces = _pieced(tensor.source, tensor.target, gone, relay, slab)
+            for numbers in numbers_of(tensor, pieces):
+                move = PieceMove(pieces, numbers, tensor.wire.itemsize, members)
+                moves.append(TensorMove(tensor, numbers, move, number))
     raise_if_any([problem for problem in problems if problem is not None], why=UNCOVERED)
     return moves
 
@@ -78,11 +84,15 @@ def moves_from_planners(
 
 
 def moves_of_checkpoint(
-    tensors: Sequence[Tensor], contents: Contents, room: int, rank: int, hosts: Mapping[int, str] | None
-) -> tuple[list[TensorMove], dict[str, Relay]]:
+    tensors: Sequence[Tensor],
+    contents: Contents,
+    room: int,
+    rank: int,
+    relays_for: Callable[[Sequence[Tensor]], dict[str, list[Passing]]],
+) -> tuple[list[TensorMove], dict[str, list[Passing]]]:
     """List the moves from a checkpoint, those of a round together; the same on every rank, except for `local`."""
     shares = contents.shares({tensor.name: tensor.target for tensor in tensors}, room)
-    relays = {} if hosts is None else relays_of(_as_read(tensors, contents, contents.read_boxes(shares)), hosts)
+    relays = relays_for(_as_read(tensors, contents, contents.read_boxes(shares)))
     # One tensor of the checkpoint may go to several targets, as tied weights do. It is read once.
     by_entry: dict[int, list[Tensor]] = {}
     for tensor in tensors:
@@ -105,7 +115,8 @@ def moves_of_checkpoint(
             for tensor in by_entry[entry]:
                 every = tuple([tuple(itertools.chain(*boxes[reader])) for reader in ranks])
                 source = tensor.source._replace(ranks=tuple(ranks), pieces=every)
-                pieces = _pieced(source, tensor.target, frozenset(), relays.get(tensor.name))
+                ((_, _, relay),) = relays.get(tensor.name, NO_RELAY)
+                pieces = _pieced(source, tensor.target, frozenset(), relay, None)
                 members = source.ranks + tensor.target.ranks
                 for piece, target in numbers_of(tensor._replace(source=source), pieces):
                     move = PieceMove(pieces, (piece, target), tensor.wire.itemsize, members)
@@ -130,9 +141,12 @@ def _as_read(
 
 # Cached by value: the 128 experts of a layer have equal shardings under different names, and are planned once.
 @lru_cache(maxsize=256)
-def _pieced(source: Sharding, target: Sharding, gone: frozenset[int], relay: Relay | None) -> Pieced:
+def _pieced(source: Sharding, target: Sharding, gone: frozenset[int], relay: Relay | None, slab: Box | None) -> Pieced:
     """Plan a tensor of which a side is in pieces; with a relay, its first hop. Cached by value."""
-    return Pieced(tuple(source.regions.shape), end_of(source), relay.first if relay else end_of(target), gone)
+    ends: list[End] = [end_of(source), end_of(target)]
+    if slab is not None:
+        ends = [Slab(end, slab) for end in ends]
+    return Pieced(tuple(source.regions.shape), ends[0], relay.first if relay else ends[1], gone)
 
 
 def _mesh_move(tensor: Tensor, ranks_of_mesh: dict[Any, Ranks]) -> Move:

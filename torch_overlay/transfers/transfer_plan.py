@@ -1,6 +1,6 @@
 """The plans of a `Transfer` on one rank: which exchanges bring the tensors of a run. Start at `Plans.add`.
 
-A plan of a checkpoint has rounds, and one with `relay` has hops; each of these has exchanges of its own.
+A plan of a checkpoint has rounds, and one with a relay has parts; each of these has exchanges of its own.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ..rendezvous.group import LISTED
-from ._planner.schedule import ALIGNED, BudgetTooSmall, Flow, Schedule
+from ._planner.schedule import ALIGNED, NOTHING, BudgetTooSmall, Flow, Schedule
 from .bound_tensors import size_of
 from .changes import ChangesOnly
 from .checkpoint import BUFFERS, Round, Rounds, bytes_to_read_into
 from .exchanges import AnyExchanges, Exchanges, Traffic, agreed_count
-from .hops import Hop, Relayed
+from .hops import Parts, RunPart, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..rendezvous.group import TransferGroup
     from ._planner.memory import Shared
@@ -70,9 +70,10 @@ def flow_of(agreement: Agreement) -> Flow:
             f"No rank knows what all ranks of a Transfer of more than {LISTED} pieces send to one another. Its "
             "traffic says what each of them sends and gets in all."
         )
-    flow = Flow.of([each.move for each in agreement.moves], agreement.budget, agreement.gone)
-    for hop in agreement.hops:
-        flow += Flow.of(hop.moves, agreement.budget)
+    flow = NOTHING
+    indices, is_checkpoint = range(len(agreement.moves)), agreement.contents is not None
+    for part in parts_of(agreement.moves, agreement.passed, indices, is_checkpoint):
+        flow += Flow.of(part.moves, agreement.budget, agreement.gone)
     return flow
 
 
@@ -117,20 +118,49 @@ class Plans:
         sets `count` and `traffic`. Collective over the team: ranks agree on how many exchanges there are."""
         self._group.enter("planning", False)
         contents, budget = self._agreement.contents, self._agreement.budget
+        parts = parts_of(self._agreement.moves, self._agreement.passed, indices, contents is not None)
+        planned: list[tuple[AnyExchanges, Traffic]] = []
         # A checkpoint is read into buffers, which no target overlaps. So nothing is copied before.
         if contents is not None:
             left = bytes_for_buffers(self._agreement)
             why = f"Of the budget of {budget} bytes a checkpoint is read into one half, and {left} are left for buffers"
             room = Room(left, budget_of_checkpoint, f"{why}.")
-            self._add_hops(names, indices, *self._rounds(indices, contents, room), room)
-            return
-        schedule = Schedule.of([self._moves[index] for index in indices], self._group.member.rank, self._agreement.gone)
+            planned.append(self._rounds(indices, contents, room))
+        rank, gone = self._group.member.rank, self._agreement.gone
+        schedules = [Schedule.of(part.moves, rank, gone) for part in parts[len(planned) :]]
+        if contents is None:
+            room = self._room(indices, parts, schedules, sources, shared, is_snapshot)
+        for part, schedule in zip(parts[len(planned) :], schedules):
+            planned.append(self._exchanges(schedule, self._wires(part, indices), room))
+        traffic = _sum([traffic for _, traffic in planned])
+        both = [(part, exchanges) for part, (exchanges, _) in zip(parts, planned)]
+        plan = Plan(indices, Parts(both) if len(both) > 1 else both[0][1])
+        if None not in self.by_names:  # the plan of all names comes first, and is what `Transfer.traffic` tells of
+            self.count, self.traffic = plan.exchanges.count, traffic
+        self.by_names[names] = plan
+
+    def _room(
+        self,
+        indices: Sequence[int],
+        parts: Sequence[RunPart],
+        schedules: Sequence[Schedule],
+        sources: Locals,
+        shared: Shared,
+        is_snapshot: bool,
+    ) -> Room:
+        """Return what copies of sources leave of the budget."""
         # Sources that targets overlap, but that nobody reads, needn't be copied.
-        read = {indices[place] for place in schedule.reads}
+        read = {
+            indices[part.sources[number][1]]
+            for part, schedule in zip(parts, schedules)
+            for number in schedule.reads
+            if not part.sources[number][0]
+        }
         copied = size_of(sources, indices if is_snapshot else shared.overwritten.keys() & read)
         cause = "Targets of this rank lie in the memory of its sources, so that a run"
         if is_snapshot:
             cause = "A snapshot of this rank's sources"
+        budget = self._agreement.budget
         left = budget - copied
         remain = (
             f"{left} of the budget of {budget} bytes are left for"
@@ -138,29 +168,7 @@ class Plans:
             else f"the budget of {budget} bytes has no room for"
         )
         why = f"{cause} copies {copied} bytes before it writes; {remain} buffers."
-        room = Room(left, lambda needed: needed + copied, why if copied else "")
-        self._add_hops(names, indices, *self._exchanges(schedule, self._wires(indices), room), room)
-
-    def _add_hops(
-        self,
-        names: tuple[str, ...] | None,
-        indices: Sequence[int],
-        first: AnyExchanges,
-        traffic: Traffic,
-        room: Room,
-    ) -> None:
-        """Add the plan that begins with `first`, and goes on with the hops of a relay, if there is one. Collective."""
-        hops = []
-        for whole_hop in self._agreement.hops:
-            hop = whole_hop.part(indices)
-            schedule = Schedule.of(hop.moves, self._group.member.rank)
-            exchanges, hop_traffic = self._exchanges(schedule, self._wires_of_hop(hop, indices), room)
-            hops.append((hop, exchanges))
-            traffic = _sum([traffic, hop_traffic])
-        plan = Plan(indices, Relayed(first, hops) if hops else first)
-        if None not in self.by_names:  # the plan of all names comes first, and is what `Transfer.traffic` tells of
-            self.count, self.traffic = plan.exchanges.count, traffic
-        self.by_names[names] = plan
+        return Room(left, lambda needed: needed + copied, why if copied else "")
 
     def _exchanges(self, schedule: Schedule, wires: list[torch.dtype | None], room: Room) -> tuple[Exchanges, Traffic]:
         """Make the exchanges of a schedule. Collective."""
@@ -189,17 +197,18 @@ class Plans:
         """Return the bytes for buffers of which whole messages get so many."""
         return needed + -(-needed // 2) if self._changes else needed
 
-    def _wires(self, indices: Iterable[int]) -> list[torch.dtype | None]:
-        """Return the dtype in which each move's tensor travels; None if source and target have one dtype."""
-        tensors = [self._agreement.moves[index].tensor for index in indices]
-        return [tensor.wire if tensor.is_cast else None for tensor in tensors]
+    def _wires(self, part: RunPart, indices: Sequence[int]) -> list[torch.dtype | None]:
+        """Return the dtype in which each tensor travels in a part of a run; None if that changes no dtype.
 
-    def _wires_of_hop(self, hop: Hop, indices: Sequence[int]) -> list[torch.dtype | None]:
-        """Return the dtype in which each tensor travels in a hop, which goes from target to target; None if it is the
-        target's. It is the narrower dtype of the first hop, since a float32 target that was filled with bfloat16 values
-        holds no more than these."""
-        tensors = [self._agreement.moves[indices[place]].tensor for place in hop.targets]
-        return [tensor.wire if tensor.wire != getattr(torch, tensor.target.dtype) else None for tensor in tensors]
+        From target to target it is that of the first hop, since a float32 target that was filled with bfloat16 values
+        holds no more than these.
+        """
+        wires: list[torch.dtype | None] = []
+        for (is_target, _), place in zip(part.sources, part.targets):
+            tensor = self._agreement.moves[indices[place]].tensor
+            is_cast = tensor.wire != getattr(torch, tensor.target.dtype) if is_target else tensor.is_cast
+            wires.append(tensor.wire if is_cast else None)
+        return wires
 
     def _rounds(self, indices: Sequence[int], contents: Contents, room: Room) -> tuple[Rounds, Traffic]:
         """Make the rounds of a checkpoint, each with exchanges of its own. Collective."""
@@ -212,8 +221,9 @@ class Plans:
             schedule = Schedule.of(
                 [self._moves[index] for index in in_round], self._group.member.rank, self._agreement.gone
             )
-            exchanges, traffic = self._exchanges(schedule, self._wires(in_round), room)
             moves = [self._agreement.moves[index] for index in in_round]
+            wires = [move.tensor.wire if move.tensor.is_cast else None for move in moves]
+            exchanges, traffic = self._exchanges(schedule, wires, room)
             locals_ = {place: move.local for place, move in enumerate(moves) if move.local is not None}
             rounds.append(Round(places, locals_, exchanges))
             traffics.append(traffic)

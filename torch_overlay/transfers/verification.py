@@ -120,7 +120,7 @@ def _direct(transfer: TransferState, run: Run) -> tuple[Sequence[TensorMove], Lo
     """Return the moves from sources to targets, without a relay, and their local tensors."""
     agreement = transfer.agreement
     planned = [agreement.moves[index] for index in run.indices]
-    if not agreement.hops:
+    if not agreement.passed:
         return planned, [run.sources[n] for n in run.indices], [run.targets[n] for n in run.indices]
     names = {each.tensor.name for each in planned}
     direct = moves_of([tensor for tensor in agreement.tensors if tensor.name in names], agreement.gone, {})

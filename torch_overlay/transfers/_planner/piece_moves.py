@@ -11,7 +11,7 @@ only.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...distributed.tensor._planner.boxes import Box
 from .boxes import Boxes, grain_of, without
@@ -202,6 +202,45 @@ class OnMesh:
         for cell, part in self._side.parts(box):
             for rank in self._side.holders(cell):
                 yield (rank, 0), part
+
+
+class Slab:
+    """A box of a side, whose ranks hold nothing else. Their memory is that of their pieces. See `End`."""
+
+    def __init__(self, end: Any, box: Box) -> None:
+        self.end, self.box = end, box
+
+    def memory(self, rank: int, number: int) -> Box | None:
+        """Return the whole box of a rank's piece of this number; None if it has no such piece. See `End`."""
+        return self.end.memory(rank, number)
+
+    def held(self, rank: int) -> Iterable[tuple[int, Box]]:
+        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
+        return [(number, box.meet(self.box)) for number, box in self.end.held(rank)]
+
+    def most_replicated(self) -> tuple[int, int]:
+        """Return how many ranks hold the cell that most ranks hold, and about how many elements of it are here."""
+        ranks, elements = self.end.most_replicated()
+        return ranks, min(elements, self.box.elements)
+
+    def cells(self, box: Box) -> Iterator[Cell]:
+        """Yield the cells that meet a box. See `End`."""
+        return self._cut(self.end.cells(box.meet(self.box)))
+
+    def cells_of(self, rank: int) -> Iterator[Cell]:
+        """Yield the cells that a rank holds. See `End`."""
+        return self._cut(self.end.cells_of(rank))
+
+    def _cut(self, cells: Iterator[Cell]) -> Iterator[Cell]:
+        """Cut cells to the box, and leave out those that are outside."""
+        for box, holders in cells:
+            inside = box.meet(self.box)
+            if inside.elements:
+                yield Cell(inside, holders)
+
+    def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
+        """Yield each piece that meets a box, with its part of the box. See `End`."""
+        return self.end.parts(box.meet(self.box))
 
 
 class Pieced:

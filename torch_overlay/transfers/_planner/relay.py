@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from .boxes import stripes, without
-from .piece_moves import Cell, Listed, OnMesh, Pieced, WithinHosts
+from .piece_moves import Cell, Listed, OnMesh, Pieced, Slab, WithinHosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -105,8 +105,10 @@ def stripe_count(size: int, rank_count: int) -> int:
     return min(max(size // STRIPE, 1), rank_count)
 
 
-def among(end: Listed | OnMesh, ranks: frozenset[int]) -> End:
+def among(end: Listed | OnMesh | Slab, ranks: frozenset[int]) -> End:
     """Return the end with these ranks alone. Cells are cut anew for them."""
+    if isinstance(end, Slab):
+        return Slab(among(end.end, ranks), end.box)
     # Where listed boxes overlap, the overlap belongs to one of them. That must be one of these ranks, so cells are cut
     # anew.
     return end.among(ranks) if isinstance(end, Listed) else Among(end, ranks)
@@ -196,7 +198,7 @@ class Relay(NamedTuple):
     @staticmethod
     def of(
         shape: tuple[int, ...],
-        ends: tuple[End, Listed | OnMesh],
+        ends: tuple[End, Listed | OnMesh | Slab],
         itemsize: int,
         turn: int,
         is_in_place: bool,
@@ -231,7 +233,7 @@ class Turns:
     def __init__(self) -> None:
         self._loads: dict[int, list[int]] = {}  # for each count of ranks that want a tensor, the bytes that each got
 
-    def next(self, end: Listed | OnMesh, itemsize: int) -> int | None:
+    def next(self, end: Listed | OnMesh | Slab, itemsize: int) -> int | None:
         """Return the turn of the next tensor, and count the bytes that it gives to ranks: the place, among the ranks
         that want it, of the one with the least so far. None if no two ranks want an element of it, so that it needs no
         relay."""
