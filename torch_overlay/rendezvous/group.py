@@ -116,6 +116,7 @@ class TransferGroup:
                 meeting.keeper,
                 self._close_connections,
                 lambda: common.count_failure(self.ranks),
+                keeps_store=meeting.rank == (0 if meeting.keeper is None else meeting.keeper),
             )
 
     def make(self, meeting: Meeting) -> None:
@@ -141,6 +142,7 @@ class TransferGroup:
                 )
                 team.use_control_group(*control)
             team.extend_timeout(meeting.timeout)
+            team.gives_up = None if self.watch is None else self.watch.gives_up
         self.team = team
 
     def enter(self, text: str, waits: bool) -> None:

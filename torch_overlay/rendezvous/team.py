@@ -28,7 +28,7 @@ from torch.distributed.distributed_c10d import ProcessGroup
 from ..distributed import config
 from ..distributed._mesh.text import of_ranks
 from ..distributed.distributed_c10d import MemberNames
-from .watch import in_time, interruptibly
+from .watch import GivenUp, in_time, interruptibly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,6 +226,7 @@ class Team:
         is_on_gloo: True if the group carries tensors of `device` by gloo, in the memory of the host.
         control: the gloo group for control messages; None where torch has no gloo. All-gathers in `group` carry them
             then.
+        gives_up: whether nobody waits any more for messages; None if somebody always does.
     """
 
     def __init__(
@@ -240,6 +241,7 @@ class Team:
         self.is_on_gloo = group is not None and device.type == "cpu" and is_gloo(group, device)
         self.control, self._tag = group if self.is_on_gloo else None, 0
         self._limit: timedelta | None = None  # the timeout of messages; None is that of the group
+        self.gives_up: Callable[[], bool] | None = None
 
     @staticmethod
     def of(group: ProcessGroup | None, device: torch.device) -> Team:
@@ -268,11 +270,21 @@ class Team:
     def wait(self, message: dist.Work) -> None:
         """Wait until a message of gloo's was sent or came. If `extend_timeout` was called, its timeout holds: the
         message itself still has the one with which its group was made."""
-        limit = () if self._limit is None else (self._limit,)
         if self.is_on_gloo:
-            interruptibly(lambda: message.wait(*limit))
+            self._interruptibly(lambda: self._wait(message))
         else:  # the current stream waits, which is that of this thread
-            message.wait(*limit)
+            self._wait(message)
+
+    def _wait(self, message: dist.Work) -> None:
+        message.wait(*(() if self._limit is None else (self._limit,)))
+
+    def _interruptibly(self, wait: Callable[[], Any]) -> Any:
+        """Do what `interruptibly` does, until this team gives up."""
+        try:
+            return interruptibly(wait, self.gives_up)
+        except GivenUp:
+            self.never_free()
+            raise
 
     @property
     def _groups(self) -> list[ProcessGroup]:
@@ -359,14 +371,14 @@ class Team:
         # Sizes first, in both columns: what this rank sends, and what it gets.
         sizes = torch.tensor([[len(message), 0] for message in messages], dtype=torch.int64, device="cpu")
         into = {peer: sizes[peer, 1:] for peer in peers}
-        interruptibly(lambda: self._send_and_receive({peer: sizes[peer, :1] for peer in peers}, into))
+        self._interruptibly(lambda: self._send_and_receive({peer: sizes[peer, :1] for peer in peers}, into))
         received = {peer: bytearray(count) for peer, count in enumerate(sizes[:, 1].tolist()) if count}
         sent = {peer: bytearray(messages[peer]) for peer in peers if messages[peer]}
         out, into = (
             {peer: torch.frombuffer(data, dtype=torch.uint8) for peer, data in direction.items()}
             for direction in (sent, received)
         )
-        interruptibly(lambda: self._send_and_receive(out, into))
+        self._interruptibly(lambda: self._send_and_receive(out, into))
         return [messages[place] if peer == place else bytes(received.get(peer, b"")) for peer in range(size)]
 
     def _send_and_receive(self, out: Mapping[int, torch.Tensor], into: Mapping[int, torch.Tensor]) -> None:
@@ -376,7 +388,7 @@ class Team:
         messages = [self.control.recv([data], peer, self._tag) for peer, data in into.items()]
         messages += [self.control.send([data], peer, self._tag) for peer, data in out.items()]
         for message in messages:
-            self.wait(message)
+            self._wait(message)
 
     def _gather(self, own: torch.Tensor) -> torch.Tensor:
         """Gather a vector of equal length from each rank, as the rows of a matrix. Collective."""
@@ -384,7 +396,7 @@ class Team:
             return own[None]
         if self.control is not None:
             control = self.control
-            rows: torch.Tensor = interruptibly(lambda: self._gather_by_doubling(control, own))
+            rows: torch.Tensor = self._interruptibly(lambda: self._gather_by_doubling(control, own))
             return rows
         given = own.to(self.device)
         rows = given.new_empty(len(self.ranks), len(own))
@@ -406,8 +418,8 @@ class Team:
             more = min(count, size - count)
             receive = group.recv([rows[count : count + more]], (place + count) % size, self._tag)
             send = group.send([rows[:more]], (place - count) % size, self._tag)
-            self.wait(receive)
-            self.wait(send)
+            self._wait(receive)
+            self._wait(send)
             count += more
         return rows.roll(place, 0)
 

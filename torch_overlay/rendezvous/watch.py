@@ -43,6 +43,7 @@ TICK = 0.25  # seconds between two looks of the clock
 LISTEN = 1.0  # seconds between two questions of the listener to the store
 ASK = 0.05  # seconds between two questions of a rank that waits for answers
 ANSWER = 3.5  # seconds in which ranks answer a call; more than LISTEN
+GIVE_UP = 0.5  # seconds after which nobody waits any more for messages whose connections were closed
 FIRST = 4.0  # seconds in which the store has to answer its first request, so that all ranks raise within five
 STORE = 5.0  # seconds in which it has to answer all others, beside the wait for ranks
 STATUS = 3.0  # seconds that `status()` waits for the answers; more than twice LISTEN
@@ -77,14 +78,15 @@ def in_time(ask: Callable[[], Any], seconds: float) -> Any:
 
 
 class _Waiter:
-    """A thread that waits in place of the main thread."""
+    """A thread that waits in place of another one, for instance the main thread."""
 
     def __init__(self) -> None:
         self._idle: SimpleQueue[_Call | None] | None = None  # of the thread that has nothing to do, if there is one
 
-    def call(self, wait: Callable[[], Any]) -> Any:
+    def call(self, wait: Callable[[], Any], gives_up: Callable[[], bool]) -> Any:
         """Call `wait` on the thread, and return what it returns, or raise what it raises. If a signal's handler raises
-        meanwhile, that is raised at once; the call then goes on until it ends by itself."""
+        meanwhile, that is raised at once, and GivenUp once `gives_up` is true; the call then goes on until it ends by
+        itself."""
         thread, self._idle = self._idle, None
         if thread is None:
             thread = SimpleQueue()
@@ -92,7 +94,9 @@ class _Waiter:
         call = _Call(wait)
         thread.put(call)
         try:
-            call.ended.acquire()
+            while not call.ended.acquire(timeout=2 * TICK):
+                if gives_up():
+                    raise GivenUp("it doesn't end, and the connections were closed")
         except BaseException:
             thread.put(None)
             raise
@@ -107,6 +111,8 @@ class _Waiter:
         thread, self._idle = self._idle, None
         if thread is not None:
             thread.put(None)
+
+    __del__ = end
 
 
 class _Call:
@@ -134,22 +140,36 @@ def _serve(calls: SimpleQueue[_Call | None]) -> None:
             del call
 
 
+class GivenUp(RuntimeError):
+    """A wait didn't end though the connections that it waits for were closed. What it waits for is never freed."""
+
+
 _waiter = _Waiter()
+_of_thread = threading.local()  # the waiter of another thread; ends with it
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_waiter.__init__)  # type: ignore[misc]
 
 
-def interruptibly(wait: Callable[[], Any]) -> Any:
-    """Call `wait`, which blocks outside of Python, for instance in gloo, in such a way that Ctrl-C ends it. Returns
-    what it returns; raises what it raises, or what a signal's handler raises.
+def interruptibly(wait: Callable[[], Any], gives_up: Callable[[], bool] | None = None) -> Any:
+    """Call `wait`, which blocks outside of Python, for instance in gloo, in such a way that Ctrl-C ends it, and that it
+    is given up. Returns what it returns; raises what it raises, or what a signal's handler raises.
 
     Python runs handlers in the main thread alone, between two of its instructions: in gloo, Ctrl-C did nothing until
     the other rank came. So there another thread calls `wait`, while the main thread waits for a lock, which signals
     wake. `wait` may use nothing that belongs to a thread, as streams and modes do.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is threading.main_thread():
+        return _waiter.call(wait, gives_up or _never)
+    if gives_up is None:
         return wait()
-    return _waiter.call(wait)
+    waiter = getattr(_of_thread, "waiter", None)
+    if waiter is None:
+        waiter = _of_thread.waiter = _Waiter()
+    return waiter.call(wait, gives_up)
+
+
+def _never() -> bool:
+    return False
 
 
 class Position(NamedTuple):
@@ -206,6 +226,7 @@ class Watch:
         keeper: the rank whose process has the store; None if nobody knows.
         close_connections: ends all waits in the transfer's groups with an error. Called once, by any thread.
         count_failure: called before other ranks hear of a failure of this rank.
+        keeps_store: whether the store may end with this process.
 
     Attributes:
         is_cut: True once the connections are closed, or are being closed.
@@ -222,8 +243,10 @@ class Watch:
         keeper: int | None,
         close_connections: Callable[[], None],
         count_failure: Callable[[], object] = lambda: None,
+        keeps_store: bool = False,
     ) -> None:
         self.ranks, self.rank, self.timeout, self._keeper = tuple(ranks), rank, timeout, keeper
+        self._keeps_store = keeps_store
         self._store = store
         self._close_connections, self._count_failure = close_connections, count_failure
         # The position and when it was entered. Replaced as a whole, since other threads read it without a lock.
@@ -236,6 +259,8 @@ class Watch:
         self._lock = threading.Lock()
         self.is_cut = False  # whether the connections are closed, or are being closed
         self._is_late = False  # whether the clock closed them
+        self._cut_at = 0.0  # when they were closed
+        self._asks_since: float | None = None  # for how long the listener has waited for an answer of the store
         self.said: str | None = None  # how the transfer failed, in words, once it has
         self.gone: tuple[int, ...] = ()
         self._failed_run = 0  # the run in which it failed
@@ -304,13 +329,16 @@ class Watch:
         heard = threading.Event()
         found = ask_aside(lambda: self._find_missing(own, heard))
         found.add_done_callback(lambda _: heard.set())  # a store that is gone raises at once
-        if heard.wait(FIRST):
+        # The listener may have asked before: an answer that is late for it is late for all.
+        asks_since = self._asks_since
+        asked = 0.0 if asks_since is None else time.monotonic() - asks_since
+        if heard.wait(max(FIRST - asked, ASK)):
             try:
                 return self._explain(found.result(ANSWER + STORE))
             except (FutureTimeout, RuntimeError):
                 pass
         self.cut()
-        who = "the store of these ranks doesn't answer"
+        who = "the store of these ranks doesn't answer: who keeps it died, or this host is cut off"
         if self._keeper is not None and self._keeper != self.rank:
             self.gone = (self._keeper,)
             died = "which kept the store: it died, or left after a failure that it named"
@@ -340,7 +368,19 @@ class Watch:
             if not store.check(["missing"]):
                 missing = self._missing(failure, self._answers(number, ANSWER))
             missing = json.loads(store.compare_set("missing", "", json.dumps(missing)))
+        store.add("heard", 1)
+        if self._keeps_store:
+            self._wait_for_others(number)
         return {"failure": failure, "missing": missing}
+
+    def _wait_for_others(self, number: int) -> None:
+        """Wait until all ranks that answered a call know what failed. If this program ended before, and the store with
+        it, they would name nobody."""
+        store, until = self._store, time.monotonic() + ANSWER
+        closed = [rank for rank in self.ranks if store.check([f"closed {rank}"])]
+        answered = [rank for rank in self.ranks if rank not in closed and store.check([f"answer {number} {rank}"])]
+        while store.add("heard", 0) < len(answered) and time.monotonic() < until:
+            time.sleep(ASK)
 
     def _missing(self, failure: Failure, answers: dict[int, Position]) -> list[list[Any]]:
         """Find the ranks for which others wait."""
@@ -393,11 +433,16 @@ class Watch:
         with self._lock:
             if self.is_cut:
                 return
-            self.is_cut = True
+            self.is_cut, self._cut_at = True, time.monotonic()
         try:
             self._close_connections()
         except Exception:
             logger.debug("closing the connections of a Transfer failed", exc_info=True)
+
+    def gives_up(self) -> bool:
+        """True if the connections were closed some time ago. gloo doesn't end each wait then: where a host's cable was
+        cut, one for a large message went on for a minute."""
+        return self.is_cut and time.monotonic() - self._cut_at > GIVE_UP
 
     def check_timeout(self) -> None:
         """Close the connections if this rank waits for longer than the timeout. Called by the clock."""
@@ -452,6 +497,7 @@ class Watch:
     def listen(self) -> None:
         """Answer the calls of other ranks, and close the connections if one of them failed. Called by the listener."""
         try:
+            self._asks_since = time.monotonic()
             while self._can_listen and self._store.check([f"call {self._heard + 1}"]):
                 self._heard += 1
                 kind = self._store.get(f"call {self._heard}")
@@ -461,6 +507,8 @@ class Watch:
         except RuntimeError:
             self._can_listen = False
             raise
+        finally:
+            self._asks_since = None
 
     def _answer(self, number: int, position: Position) -> None:
         """Answer a call with the position of this rank."""
@@ -513,7 +561,9 @@ class Watch:
         if store.add("closed", 1) < len(self.ranks):
             return
         calls = range(1, store.add("calls", 0) + 1)
-        keys = [f"closed {rank}" for rank in self.ranks] + [f"call {n}" for n in calls] + ["failure", "missing"]
+        keys = (
+            [f"closed {rank}" for rank in self.ranks] + [f"call {n}" for n in calls] + ["failure", "missing", "heard"]
+        )
         keys += [key for run in self._long_runs for key in (f"long {run}", f"long {run} for")]
         for key in (*keys, *[f"answer {n} {rank}" for n in calls for rank in self.ranks], "calls", "closed"):
             store.delete_key(key)
