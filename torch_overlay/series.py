@@ -21,6 +21,7 @@ MODULES = {
     "api": "torch.distributed.tensor._api",
     "c10d": "torch.distributed.distributed_c10d",
     "clip_grad": "torch.nn.utils.clip_grad",
+    "hf": "torch.distributed.checkpoint.hf_storage",
     "layout": "torch.distributed._mesh_layout",
     "mesh": MESH,
     "redistribute": "torch.distributed.tensor._redistribute",
@@ -118,6 +119,13 @@ hook    all          -       states:_gather_state_dict      torch_patches.full_s
 hook    all          -       states:_distribute_state_dict  torch_patches.full_state:install_scatter/uninstall_scatter
 hook    all          -       states:_distribute_tensors     torch_patches.full_state:install_cut/uninstall_cut
 hook    all          -       api:distribute_tensor         torch_patches.strided:install_distribute/uninstall_distribute
+
+[checkpoint]
+# Strided shards of which a rank holds several boxes.
+replace all          -       api:DTensor.__create_write_items__           torch_patches.chunks:_DTensor.*
+replace all          -       api:DTensor.__create_chunk_list__            torch_patches.chunks:_DTensor.*
+replace all          -       api:DTensor.__get_tensor_shard__             torch_patches.chunks:_DTensor.*
+replace all          -       hf:HuggingFaceStorageWriter.write_data       torch_patches.safetensors_files:_Writer.*
 
 [clip_grad_norm]
 hook    all          -       clip_grad:_get_total_norm      torch_patches.norms:install_norm/uninstall_norm

@@ -115,7 +115,7 @@ import torch, torch_overlay, test_torch as t
 from torch_overlay.patching import recognise as find
 assert "torch.distributed.tensor" not in sys.modules
 torch_overlay.enable()
-[importlib.import_module(name) for name in (*t.WIDE[:5], "torch._dynamo")]
+[importlib.import_module(name) for name in (*t.WIDE[:6], "torch._dynamo")]
 states = {{row.state for row in torch_overlay.status().rows}}
 assert states <= {{"on", "stands down"}}, torch_overlay.status()
 torch_overlay.disable()

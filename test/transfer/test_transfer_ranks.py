@@ -5,6 +5,7 @@ from torch.testing._internal.common_utils import run_tests
 from mesh_ranks import EightRanks
 from rank_background import BackgroundCases
 from rank_changes import ChangeCases
+from rank_dcp import DcpCases
 from rank_gradients import GradientCases
 from rank_landings import LandingCases
 from rank_loads import LoadCases
@@ -34,6 +35,7 @@ from way import needs_package
 class TestTransferOnEightRanks(
     TransferCases,
     ChangeCases,
+    DcpCases,
     BackgroundCases,
     ReductionCases,
     ModeCases,

@@ -2,23 +2,27 @@
 
 This serves `get_model_state_dict(full_state_dict=True)` and FSDP's optimizer state. If only some ranks want the result,
 as rank 0 does of an offloaded state, only these receive anything. What `set_model_state_dict` loads goes torch's own
-way, except for strided shards that don't divide evenly, which torch would cut in another way than FSDP2 does. Start at
-`gather_state_dict`.
+way, except for strided shards that don't divide evenly, which torch would cut in another way than FSDP2 does, and for
+those of which a rank holds several boxes. Start at `gather_state_dict`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import _state_dict_utils
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor.placement_types import Replicate
+from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 from ..distributed._torch import original
+from ..distributed.tensor._chunks import strided_part
+from ..distributed.tensor._planner.regions import NotPlanned
+from ..distributed.tensor._runner.specs import read_cuts
 from ..patching.trampoline import swap_code
 from ..transfers._planner.schedule import aligned
 from ..transfers.mesh_moves import Change, batches, change_together, read_change
@@ -84,10 +88,13 @@ def scatter_state_dict(
     for key, value in full_state_dict.items():
         tensor: Any = local_state_dict.get(key)
         held = _uneven_regions(tensor, value, meshes)
-        if held is None:
-            rest[key] = value
-        else:
+        if held is not None:
             local_state_dict[key] = scattered(value.detach(), tensor.device_mesh, tensor.placements, held, 0)
+        elif _refused_by_scatter(tensor, value):
+            whole = value.detach().to(device)
+            local_state_dict[key] = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        else:
+            rest[key] = value
     scatter_rest(rest, local_state_dict, device, pg)
 
 
@@ -95,17 +102,16 @@ def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch
     """Do what torch's `_distribute_tensors` does: in `local_state_dict`, where each value under `keys` is a pair of a
     local tensor and the whole one, replace the pair by the local tensor with this rank's part of the whole one in it.
 
-    Strided shards that don't divide evenly are cut here. All others go to torch's function.
+    Strided shards that don't divide evenly, or of which a rank holds several boxes, are cut here. All others go to
+    torch's function.
     """
     meshes = Meshes()
     for key in keys:
         pair: Any = local_state_dict.get(key)
-        held = _uneven_regions(pair[0], pair[1], meshes) if isinstance(pair, tuple) else None
-        if held is None:
+        part = _part_of(pair[0], pair[1], meshes) if isinstance(pair, tuple) else None
+        if part is None:
             continue
-        tensor, part = pair
-        for dim, (start, length) in enumerate(zip(*held.box(tensor.device_mesh.get_coordinate()))):
-            part = part.narrow(dim, start, length)
+        tensor = pair[0]
         if tensor.is_meta:
             meta = TensorMeta(tensor.shape, tensor.stride(), part.dtype)
             spec = DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
@@ -114,6 +120,37 @@ def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch
             tensor.to_local().copy_(part)
         local_state_dict[key] = tensor
     cut_rest(local_state_dict, keys, device, pg)
+
+
+def _part_of(tensor: Any, whole: Any, meshes: Meshes) -> torch.Tensor | None:
+    """Return this rank's part of a whole tensor, of a strided shard that torch would cut in another way. None for all
+    others."""
+    held = _uneven_regions(tensor, whole, meshes)
+    if held is None:
+        is_alike = isinstance(tensor, DTensor) and isinstance(whole, torch.Tensor) and whole.shape == tensor.shape
+        return strided_part(whole, tensor) if is_alike else None
+    part: torch.Tensor = whole
+    for dim, (start, length) in enumerate(zip(*held.box(tensor.device_mesh.get_coordinate()))):
+        part = part.narrow(dim, start, length)
+    return part
+
+
+def _refused_by_scatter(tensor: Any, whole: Any) -> bool:
+    """True for an uneven strided shard that is no chunk of a chunk: torch cuts it, and doesn't scatter it. All ranks
+    answer alike."""
+    if not isinstance(tensor, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != tensor.shape:
+        return False
+    placements, sizes = tensor.placements, tuple(tensor.device_mesh.shape)
+    if _StridedShard not in map(type, placements):
+        return False
+    with contextlib.suppress(NotPlanned):
+        read_cuts(placements, None, tensor.ndim, sizes)
+        return False
+    parts = [1] * tensor.ndim
+    for placement, size in zip(placements, sizes):
+        if isinstance(placement, (Shard, _StridedShard)):
+            parts[placement.dim] *= size * getattr(placement, "split_factor", 1)
+    return any(length % count for length, count in zip(tensor.shape, parts))
 
 
 def _uneven_regions(tensor: Any, whole: Any, meshes: Meshes) -> Regions | None:
