@@ -188,7 +188,7 @@ def retired() -> str:
     return table(["ended by", "how", "rows of `series.py`", "when upstream has this"], rows)
 
 
-_HOOKS = "these clear caches and edit registries for the other rows, and go with them"
+_HOOKS = "nobody has a pull request for it; hooks clear caches and edit registries for the other rows, and go with them"
 
 
 def _order(patch: Patch) -> tuple[int, int]:

@@ -28,11 +28,12 @@ HERE = [row for row in ROWS if row.kind is not Kind.HOOK and versions.running().
 TOUCHED = sorted({f"torch/distributed/{file_of(row.module)}" for row in HERE})
 CONFIG = "torch/distributed/config.py"
 LAYOUTS = "torch/distributed/_mesh_layout.py"
+STATES = "torch/distributed/_state_dict_utils.py"  # a hook of the overlay, some lines upstream
 PACKAGES = ["torch/distributed/__init__.py", "torch/distributed/tensor/__init__.py"]
 
 
 def small_tree(folder: pathlib.Path) -> pathlib.Path:
-    for path in [*TOUCHED, *PACKAGES, CONFIG, LAYOUTS, "torch/version.py"]:
+    for path in [*TOUCHED, *PACKAGES, CONFIG, LAYOUTS, STATES, "torch/version.py"]:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(INSTALLED.parent / path, folder / path)
     return folder

@@ -2,11 +2,11 @@
 
 `patches/insert/PATCH/FILE` names the place by definitions inside each other, classes and functions, nested as torch's
 file nests them. The innermost ends with the anchor, ``name = ...``: what stands above it goes before the only statement
-of torch's function or class that binds the name. Among the lines, ``del NAME, ...`` takes out what they make
-superfluous: torch's statements that bind these names, each ``if`` that asks them, and a ``with`` that is empty then.
-``NAME(..., keyword=value)`` gives the keyword to torch's calls of NAME that lack it. Parameters with a default are
-added to those of torch's function. ``{"key": ..., "new": value}`` puts the new entries at the end of torch's dict that
-has the key, ``[first, new]`` at the end of its list that has the first.
+of torch's function or class that binds the name; with ``if condition: ...``, before the only one that asks this. Among
+the lines, ``del NAME, ...`` takes out what they make superfluous: torch's statements that bind these names, each ``if``
+that asks them, and a ``with`` that is empty then. ``NAME(..., keyword=value)`` gives the keyword to torch's calls of
+NAME that lack it. Parameters with a default are added to those of torch's function. ``{"key": ..., "new": value}`` puts
+the new entries at the end of torch's dict that has the key, ``[first, new]`` at the end of its list that has the first.
 
 A file that itself ends with an anchor goes to the top level of torch's file. If an earlier patch binds a name there
 already, the statement takes the place of that one.
@@ -44,7 +44,7 @@ class Insertion:
     @property
     def target(self) -> str:
         """The function or method that a row names, which is the place or lies around it; "" for a class or a file."""
-        outer = self.place[:2] if self.place[:1] == ("DeviceMesh",) else self.place[:1]
+        outer = self.place[:2] if self.place and self.place[0][0].isupper() else self.place[:1]
         return "" if isinstance(self.node, (ast.ClassDef, ast.Module)) else ".".join(outer)
 
     @property
@@ -66,7 +66,9 @@ class Insertion:
             raise self._refused(name, "isn't there")
         edits = [*self._parameters(theirs, node)]
         if anchor_name := _anchor(self.node.body[-1]):
-            anchors = [(block, one) for block in inside(node) for one in block if anchor_name in bound(one)]
+            anchors = [
+                (block, one) for block in inside(node) for one in block if anchor_name in {*bound(one), _asked(one)}
+            ]
             if len(anchors) != 1:
                 raise self._refused(name, f"binds {anchor_name} {len(anchors)} times, and the lines go before the one")
             ((block, anchor),) = anchors
@@ -142,9 +144,15 @@ def _entries(shown: ast.Dict | ast.List) -> list[tuple[str, ast.expr]]:
 
 
 def _anchor(statement: ast.stmt) -> str:
-    """The name of ``name = ...``; "" for another statement."""
+    """The name of ``name = ...``, the head of ``if condition: ...``; "" for another statement."""
+    if isinstance(statement, ast.If) and ast.unparse(statement.body[0]) == "...":
+        return _asked(statement)
     is_anchor = isinstance(statement, ast.Assign) and ast.unparse(statement.value) == "..."
     return next(iter(bound(statement))) if is_anchor else ""
+
+
+def _asked(statement: ast.stmt) -> str:
+    return f"if {ast.unparse(statement.test)}" if isinstance(statement, ast.If) else ""
 
 
 def insertions(patch: str, file: str, patches: pathlib.Path = PATCHES) -> list[Insertion]:

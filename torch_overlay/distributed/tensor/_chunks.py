@@ -68,7 +68,7 @@ def strided_runs(tensor: DTensor) -> tuple[tuple[Run, ...], ...] | None:
             placement.dim, getattr(placement, "split_factor", 1), mesh.size(axis), index
         )
         for axis, (placement, index) in enumerate(zip(placements, coordinate))
-        if not isinstance(placement, Replicate)
+        if isinstance(placement, (Shard, _StridedShard))
     )
     numbers = (*tensor.shape, *itertools.chain.from_iterable(cuts))
     if any(type(number) is not int for number in numbers):  # one for many ranks
