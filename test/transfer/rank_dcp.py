@@ -15,6 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import torch_overlay
 from mesh_ranks import make_root
+from rank_loads import ROWS, chunks, sharded
 from torch_overlay import versions
 from width import NIGHTLY
 
@@ -153,6 +154,25 @@ class DcpCases:
             states.set_model_state_dict(again, weights, options=options)
             states.set_optimizer_state_dict(again, stepped, optim, options=options)
             self._check_model(again, stepped, mesh, LAID)
+
+    def test_uneven_shards_of_fsdp2_x_tp_are_saved_and_loaded(self):
+        """Of some lengths torch reads other shards from the placements than FSDP2 makes, and on stock no load works."""
+        mesh = make_root(range(8), (4, 2), ("dp", "tp"))
+        path, plain = folder(self.rank), folder(self.rank)
+        torch.manual_seed(0)
+        state = {f"{n}.weight": torch.randn(rows, 3) for n, rows in enumerate(ROWS)}
+        state |= {f"{n}.bias": torch.randn(rows) for n, rows in enumerate(ROWS)}
+        model = sharded(mesh, "cpu")
+        dcp.save(state, checkpoint_id=plain)
+        dcp.load(dict(model.named_parameters()), checkpoint_id=plain)
+        for name, parameter in model.named_parameters():
+            self.assertTrue(torch.equal(parameter.to_local(), chunks(state[name], mesh, "tp", "dp")), name)
+        dcp.save(dict(model.named_parameters()), checkpoint_id=path)
+        whole = {name: torch.full_like(value, -1) for name, value in state.items()}
+        dcp.load(whole, checkpoint_id=path)
+        self.assertEqual(whole, state)
+        remove(path, self.rank)
+        remove(plain, self.rank)
 
     def test_status_says_that_torch_redistributes_them(self):
         if GATHERED:
