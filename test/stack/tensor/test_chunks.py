@@ -174,7 +174,7 @@ class TestStridedChunks(DTensorOpTestBase):
         for layout in (([FUSED],), ([_StridedShard(0, split_factor=3), FUSED], 2, 2), ([Shard(0), Shard(0)], 2, 2)):
             expected = self._shard(*layout).to_local()
             for device in ("cpu", "meta"):
-                state = {"rows": (self._shard(*layout, whole=-WHOLE).to(device), WHOLE)}  # as broadcast
+                state = {"rows": (self._shard(*layout, whole=-WHOLE.to(device)), WHOLE)}  # as broadcast
                 _distribute_tensors(state, ["rows"], torch.device("cpu"))
                 self.assertEqual(state["rows"].to_local(), expected, msg=f"{layout}, {device}")
 
