@@ -7,6 +7,7 @@
     python tools/bench.py weights                a trainer's weights into its servers, beside what people write by hand
     python tools/bench.py changes                bytes and time where 0.1 to 100 % of the elements changed
     python tools/bench.py relay                  each element leaves the trainers once: bytes, and time beside without
+    python tools/bench.py hosts                  between hosts: weights beside a loop by hand, and redistributions
     python tools/bench.py checkpoint             a checkpoint into shards, beside DCP's reader and transformers
     python tools/bench.py wire                   a Transfer beside a bare all-to-all of the same bytes
     python tools/bench.py full_state             a model's full state dict by an unmodified program, on stock and by run
@@ -40,6 +41,7 @@ BENCHES = (
     "weights",
     "changes",
     "relay",
+    "hosts",
     "checkpoint",
     "wire",
     "full_state",

@@ -27,7 +27,7 @@ from torch_overlay.series import PATCHES  # noqa: E402
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE = ROOT / "docs" / "figures.json"
 # The README's two tables: weights, then meshes.
-WEIGHTS = ("weights.model", "weights.medium", "weights.collectives", "weights.time")
+WEIGHTS = ("weights.model", "weights.collectives", "hosts.weights")
 MESHES = ("wrong.random", "gpu.wrong", "gpu.gather", "gpu.slowest", "calls.torchtitan")
 PART = re.compile(r"(<!-- made by tools/make_pages\.py: (?P<name>[\w-]+) -->\n).*?(<!-- made: end -->)", re.DOTALL)
 

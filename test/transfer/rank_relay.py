@@ -10,6 +10,7 @@ import torch_overlay
 from mesh_ranks import WORLD, make_root
 from rank_pieces import covered_sides
 from rank_weights import any_bits, same
+from torch_overlay.rendezvous import group
 from torch_overlay.transfers import changes, exchanges, relays
 from torch_overlay.transfers._planner import boxes, relay
 from torch_overlay.transfers._planner.schedule import Large
@@ -164,6 +165,40 @@ class RelayCases:
                         whole.view(-1)[step::1000] += 1
                     sent = sum(size for (one, _), size in transfer._flow().sent.items() if one < 3)
         self.assertEqual(sent, whole.nbytes)
+
+    def test_the_plan_decides(self):
+        """By the bytes of each host's link, also where there are so many pieces that planners would plan them. With
+        `changes`, and on one host, nothing is passed on."""
+        whole = torch.arange(8 * 4096.0).view(8, 4096)
+        train = make_root(range(2), (2,), ("dp",))
+        for listed in (0, 1024):
+            for hosts, changed, passed in (
+                ("aabbccdd", False, True),
+                ("aaaaaaaa", False, False),
+                ("aabbccdd", True, False),
+                ("aaabcdef", False, True),  # each replica on a host of its own
+            ):
+                source, target = distribute_tensor(whole.clone(), train, [Shard(0)], src_data_rank=None), None
+                if self.rank > 1:
+                    halves = torch.zeros(8, 2048), torch.zeros(8, 2048)
+                    target = {
+                        "w": tuple(piece(half, (8, 4096), (0, 2048 * at)) for at, half in enumerate(halves)),
+                    }
+                with (
+                    mock.patch.object(group, "LISTED", listed),
+                    mock.patch.object(relay, "STRIPE", 64),
+                    mock.patch.object(relays, "ROUND", 1 << 14),
+                    torch_overlay.Transfer(
+                        {"w": source} if self.rank < 2 else None, target, host=hosts[self.rank], changes=changed
+                    ) as sync,
+                ):
+                    sync.run()
+                    out = sum(sync.traffic[rank][0] for rank in (0, 1))
+                    said = str(sync).splitlines()[1]
+                self.assertEqual(out, whole.nbytes * (1 if passed else 6), f"{hosts}, {listed} listed")
+                self.assertEqual("are passed on, so that the busiest host's link has" in said, passed, said)
+                if self.rank > 1:
+                    self.assertEqual(torch.cat(halves, 1), whole)
 
     def test_bad_options(self):
         """Ranks differ in relay=; a host with relay=False, or one that is no name."""

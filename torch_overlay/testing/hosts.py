@@ -75,13 +75,15 @@ class Hosts:
         limit = ["tbf", "rate", f"{rate}mbit", "burst", "256kb", "latency", "100ms"]
         subprocess.run(["tc", "-n", namespace, "qdisc", action, "dev", link, "root", *limit], check=True)
 
-    def start(self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None, stdout: int | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start a program on a host, under the host's own name. It is killed at the end of the `with`."""
         name = f"host{host}"
         own = {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "NCCL_HOSTID": name}
         inside = ["unshare", "-u", "sh", "-c", f'hostname {name} && exec "$@"', "sh", *command]
         words = ["ip", "netns", "exec", self._names[host], *inside]
-        process = subprocess.Popen(words, env={**os.environ, **own, **(env or {})})
+        process = subprocess.Popen(words, env={**os.environ, **own, **(env or {})}, stdout=stdout)
         self._processes.append(process)
         return process
 
