@@ -20,9 +20,7 @@ def bench(tmp_path, monkeypatch):
     from benchmarks import process
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "_PRELOAD", forks.PRELOADED)
-    for name, text in process._QUIET.items():
-        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(process, "PRELOADED", forks.PRELOADED)
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["bench.py", *arguments, "--json", "found.json"])

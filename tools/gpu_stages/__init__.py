@@ -19,6 +19,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.parallel  # noqa: F401
 from fuzz_ranks import Ranks
 
+from torch_overlay.testing.pool import RankError
 from twins_ranks import MeshRecipe
 
 RANKS = 4
@@ -92,7 +93,7 @@ def asked(
         begun = time.monotonic()
         try:
             outcome, more = ranks.ask(check)
-        except AssertionError as error:  # not all of them came up
+        except RankError as error:  # not all of them came up
             ranks.stop(kill=True)
             outcome, more = "hung", str(error)
         if check.dies:
