@@ -12,7 +12,6 @@
     python tools/bench.py full_state             a model's full state dict by an unmodified program, on stock and by run
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
     python tools/bench.py overhead               time per redistribute call where nothing moves
-    python tools/bench.py gpu                    on a host with several GPUs: groups, moves, overlap, fuzz, on NCCL
 
 Each prints a table with ratios; ``--json FILE`` keeps it. With ``--strict`` the exit status is 1
 if a target is missed.
@@ -45,7 +44,6 @@ BENCHES = (
     "full_state",
     "memory",
     "overhead",
-    "gpu",
 )
 
 

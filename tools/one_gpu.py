@@ -1,4 +1,4 @@
-"""What one machine with a GPU can show, in stages with a limit each, most valuable first; `tools/one_gpu.sh` calls it.
+"""What one machine with GPUs can show, in stages with a limit each, most valuable first; `tools/one_gpu.sh` calls it.
 
     tools/one_gpu.sh                      # 4 ranks on the GPUs that there are; all within 12 minutes
     tools/one_gpu.sh --only smoke,fuzz    # some of the stages
@@ -6,7 +6,7 @@
 
 Results come into one JSON file as they are found, `$OUT/one_gpu.json` or `one_gpu.json`, without names of hosts. Exit
 status 1 if a stage failed, was ended at its limit or wasn't reached, 2 if there is no GPU. docs/developers/gpu.md says
-what one GPU shows, and what it can't.
+what it shows on one GPU and on several.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 from gpu_stages import BAD, RANKS, Found, Run  # noqa: E402
 from gpu_stages.groups import nccl_groups, nccl_smoke  # noqa: E402
 from gpu_stages.isolation import isolation  # noqa: E402
+from gpu_stages.links import links  # noqa: E402
 from gpu_stages.memory import memory  # noqa: E402
 from gpu_stages.moves import compiled, fuzz, nccl_fuzz, smoke, times  # noqa: E402
 from gpu_stages.suites import suites  # noqa: E402
@@ -70,6 +71,7 @@ STAGES = (
     Stage("compile", 90, compiled),
     Stage("train", 150, train),
     Stage("times", 60, times),
+    Stage("links", 150, links),
     Stage("tuning", 60, tuning),
     Stage("suites", 240, suites),
 )
@@ -214,12 +216,15 @@ def _facts(dry: bool) -> dict[str, Any]:
 
 
 def _ask(pipe: Any, dry: bool) -> None:
+    """In a process that ends, for looking at CUDA forbids a fork."""
     import torch
-    from benchmarks.gpu_ranks import devices
 
+    facts: dict[str, Any] = {"devices": [], "torch": torch.__version__}
     if not dry and torch.cuda.is_available():
         torch.ones(8, device="cuda").sum().item()
-    pipe.send({"devices": [], "torch": torch.__version__} if dry else devices())
+        facts["devices"] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        facts |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    pipe.send(facts)
 
 
 MPS = "nvidia-cuda-mps-control"
