@@ -5,7 +5,6 @@
     python tools/render_stack.py --copy /tmp/patched               a copy of the installed torch, to render onto
     python tools/render_stack.py --onto /tmp/patched               the files in place, no commits
     python tools/render_stack.py --table                           what each patch changes
-    python tools/render_stack.py --types                           what upstream's type checker finds after each patch
     python tools/render_stack.py --check                           render, import, run our suites, compare
 
 What doesn't apply is named, with the file, the function and the reason, and then nothing is written.
@@ -27,7 +26,6 @@ from stack.render import State, missing_files, new_files  # noqa: E402
 from stack.render import states as rendered_states  # noqa: E402
 from stack.rules import breaches, numbers, refuse, table, unused  # noqa: E402
 from stack.tree import Tree, copy_torch, installed_torch, write  # noqa: E402
-from stack.typing_errors import check_types  # noqa: E402
 
 from torch_overlay.errors import UnknownRelease  # noqa: E402
 
@@ -39,7 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
     how.add_argument("--commit", action="store_true", help="one commit a patch on the checkout's branch")
     how.add_argument("--out", metavar="DIR", help="one file a patch, for `git am`")
     how.add_argument("--table", action="store_true", help="print what each patch changes, and write nothing")
-    how.add_argument("--types", action="store_true", help="check the types after each patch, and write nothing")
     parser.add_argument(
         "--only",
         metavar="N",
@@ -52,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--suites", metavar="PATH", nargs="+", help="with --check: what to run, all of it unless said")
     asked = parser.parse_args(arguments)
-    if not (asked.onto or asked.copy or asked.check or asked.table or asked.types):
-        parser.error("say --onto PATH, --copy DIR, --table, --types or --check")
+    if not (asked.onto or asked.copy or asked.check or asked.table):
+        parser.error("say --onto PATH, --copy DIR, --table or --check")
     if (asked.commit or asked.out) and not asked.onto:
         parser.error("--commit and --out need --onto PATH, a checkout")
     try:
@@ -78,9 +75,6 @@ def run(asked: argparse.Namespace) -> int:
     messages = messages[: asked.only or len(messages)]
     if asked.table:
         print(table(messages, states(Tree.at(asked.onto or installed_torch().parent), messages)), end="")
-    elif asked.types:
-        tree = Tree.at(installed_torch().parent)  # pyrefly needs the rest of torch, too
-        return check_types([message.name for message in messages], states(tree, messages))
     elif asked.commit:
         return commit(pathlib.Path(asked.onto), messages)
     elif asked.out:
