@@ -7,7 +7,7 @@ import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from .results import GOOD, SKIPPED, Case, Results
+from .runner import GOOD, SKIPPED, Case, Results
 
 
 class Verdict(enum.Enum):
@@ -18,7 +18,6 @@ class Verdict(enum.Enum):
     FIXED = "fixed"
     BROKEN = "broken"
     SKIPPED = "skipped on one side"
-    FLAKY = "flaky"
 
 
 def verdict(stock: str | None, other: str | None) -> Verdict:
@@ -50,12 +49,9 @@ class Difference:
     name: str
     stock: Case | None
     other: Case | None
-    flaky: bool = False
 
     @property
     def verdict(self) -> Verdict:
-        if self.flaky:
-            return Verdict.FLAKY
         return verdict(*(case.outcome if case else None for case in (self.stock, self.other)))
 
     @property
@@ -77,13 +73,6 @@ def compare(file: str, stock: Results, other: Results) -> list[Difference]:
     """Every case of a file, in the order in which stock collected them."""
     names = dict.fromkeys([*stock.collected, *other.collected, *stock.cases, *other.cases])
     return [Difference(f"{file}::{name}", stock.cases.get(name), other.cases.get(name)) for name in names]
-
-
-def again(first: Difference, stock: Results, other: Results) -> Difference:
-    """A case that differed, after it was run alone on both sides: what that says, or flaky if they agree now."""
-    name = first.name.partition("::")[2]
-    alone = Difference(first.name, stock.cases.get(name), other.cases.get(name))
-    return alone if alone.differs else dataclasses.replace(first, flaky=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +132,7 @@ def judge(differences: Sequence[Difference], entries: Iterable[Expected], whole:
         ran = [found for found in differences if entry.matches(found.name)]
         hits = [found for found in ran if found.verdict is entry.verdict]
         explained |= {found.name: entry for found in hits}
-        if hits or any(found.flaky for found in ran):
+        if hits:
             continue
         judged = [found for found in ran if not found.skipped_on_both]
         if judged:
