@@ -8,7 +8,6 @@
     python tools/bench.py changes                bytes and time where 0.1 to 100 % of the elements changed
     python tools/bench.py relay                  each element leaves the trainers once: bytes, and time beside without
     python tools/bench.py checkpoint             a checkpoint into shards, beside DCP's reader and transformers
-    python tools/bench.py wire                   a Transfer beside a bare all-to-all of the same bytes
     python tools/bench.py full_state             a model's full state dict by an unmodified program, on stock and by run
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
     python tools/bench.py overhead               time per redistribute call where nothing moves
@@ -31,20 +30,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 
 from benchmarks import report, table  # noqa: E402
 
-BENCHES = (
-    "mesh",
-    "groups",
-    "plans",
-    "redistribute",
-    "weights",
-    "changes",
-    "relay",
-    "checkpoint",
-    "wire",
-    "full_state",
-    "memory",
-    "overhead",
-)
+BENCHES = ("mesh", "groups", "plans", "redistribute", "weights", "changes", "relay", "checkpoint", "full_state")
+BENCHES += ("memory", "overhead")
 
 
 def parse() -> argparse.Namespace:

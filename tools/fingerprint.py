@@ -28,7 +28,6 @@ ALWAYS = ("torch.distributed.device_mesh", "torch.distributed.tensor._redistribu
 
 
 def installed() -> pathlib.Path:
-    """The torch package that this Python would import."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         sys.exit("fingerprint: this Python has no torch; name one with --torch DIR")

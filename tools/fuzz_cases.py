@@ -74,7 +74,6 @@ def _view(rng: random.Random, names: str) -> tuple[str, ...]:
 
 
 def random_case(rng: random.Random, mesh: MeshRecipe) -> Case:
-    """Any shape, placements, order, type and reduction on one mesh."""
     sizes = mesh.view_sizes
     shape = _shape(rng, sizes)
     ops = rng.choice([("sum",), ("sum",), ("sum", "avg"), (rng.choice(OPS),)])

@@ -38,32 +38,16 @@ CASES_PER_WORLD = {"cpu": 100, "cuda": 40}
 
 
 class Ranks:
-    """Processes of one world; `ask` runs a case on all of them.
+    """Processes of one world; `ask` runs a case on all of them, which may take a rank so many seconds.
 
-    Args:
-        size: of the world.
-        stock: torch as released, without the overlay.
-        seconds: how long a rank may take for a case before it counts as hung.
-        unplanned: under the overlay, by torch's own steps, as what can't be planned.
-        backend, device: of the world and of its meshes.
-        ranks_per_gpu: how many ranks in a row take one device.
-        bound: the world is bound to the rank's device, so that NCCL's groups are splits of it.
+    `unplanned` is by torch's own steps, as what can't be planned; so many ranks in a row take one device; a world that
+    is `bound` to its rank's device has NCCL's groups as splits.
     """
 
-    def __init__(
-        self,
-        size: int,
-        stock: bool,
-        seconds: float,
-        unplanned: bool = False,
-        backend: str = "gloo",
-        device: str = "cpu",
-        ranks_per_gpu: int = 1,
-        bound: bool = False,
-    ):
+    def __init__(self, size: int, stock: bool, seconds: float, device: str = "cpu", **how: Any):
         self.size, self.seconds, self.device = size, seconds, device
-        self._how = dict(size=size, stock=stock, unplanned=unplanned, backend=backend, device=device, bound=bound)
-        self._how["ranks_per_gpu"] = ranks_per_gpu
+        world = dict(unplanned=False, backend="gloo", ranks_per_gpu=1, bound=False)
+        self._how = world | dict(size=size, stock=stock, device=device) | how
         self.starts = self._asked = 0
         self.counters: Counter[str] = Counter()
         self._pool: Pool | None = None
@@ -239,19 +223,13 @@ def _beside(mesh: Any, work: Callable[[], str | None]) -> str | None:
 
 
 def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: float, **world: Any) -> dict[str, Any]:
-    """Run cases on that many ranks under the overlay, and on stock if asked; print the first failures and counts.
-
-    Args:
-        world: ``backend``, ``device`` and ``ranks_per_gpu``; ``unplanned``, of the overlay alone; and ``alone``, which
-            leaves out of every case its second thread with another mesh, as a backend needs whose communicators have
-            one order everywhere.
-
-    Returns the counts of each side; ``failures`` is how many cases weren't right under the overlay.
-    """
+    """Run cases on that many ranks under the overlay, and on stock if asked; print the first failures and counts, and
+    return them by side. `world` is as `Ranks` takes it; `alone` leaves out of each case its second thread with another
+    mesh, as a backend needs whose communicators have one order everywhere."""
     from fuzz_cases import random_cases
 
     alone, unplanned = world.pop("alone", False), world.pop("unplanned", False)
-    sides = {"overlay": Ranks(size, False, limit, unplanned, **world)}
+    sides = {"overlay": Ranks(size, False, limit, unplanned=unplanned, **world)}
     if stock:
         sides["stock"] = Ranks(size, True, limit, **world)
     counts: dict[str, Counter[str]] = {side: Counter() for side in sides}
@@ -294,7 +272,6 @@ def kind(case: Any, text: str) -> str:
 
 
 def uneven(case: Any, placements: tuple) -> bool:
-    """Is some dim cut into pieces that aren't alike?"""
     parts = [1] * len(case.shape)
     for size, (what, *rest) in zip(case.mesh.view_sizes, placements):
         if what in ("S", "SS"):
@@ -303,7 +280,6 @@ def uneven(case: Any, placements: tuple) -> bool:
 
 
 def report(side: str, done: int, seed: int, counts: Counter[str], seconds: float, ranks: Ranks) -> None:
-    """One line for a side, then what it counted."""
     said = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
     print(f"{side}: {done} cases, seed {seed}: {said}; {seconds:.1f} s, {ranks.starts} worlds")
     for what, number in sorted(counts.items()):

@@ -59,28 +59,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One quoted figure: stock's and the overlay's value, or how many times better the overlay is.
+    """One quoted figure: stock's and the overlay's value, or how many times better the overlay is."""
 
-    Attributes:
-        name: unique; its first word is the subject.
-        what: in words, with the conditions.
-        command: what measures it, in a clone: the arguments of Python, or a program of the shell. "" if that program
-            isn't in this repository.
-        machine: on which ranks and processors it was measured, or that it was counted.
-        stock: a count, or text with a unit; of a `Transfer`, what a loop over the tensors takes.
-        overlay: the same of the overlay.
-        ratio: how many times better, where only that is quoted; two numbers are a range.
-        note: what the overlay's value consists of.
-    """
-
-    name: str
-    what: str
+    name: str  # unique; its first word is the subject
+    what: str  # in words, with the conditions
+    # what measures it, in a clone: the arguments of Python, or a program of the shell. "" if that program isn't in
+    # this repository
     command: str
-    machine: str
-    stock: int | str | None = None
-    overlay: int | str | None = None
+    machine: str  # on which ranks and processors it was measured, or that it was counted
+    stock: int | str | None = None  # a count, or text with a unit; of a `Transfer`, what a loop over the tensors takes
+    overlay: int | str | None = None  # the same of the overlay
+    # how many times better, where only that is quoted; two numbers are a range
     ratio: float | list[float] | None = None
-    note: str = ""
+    note: str = ""  # what the overlay's value consists of
 
     @property
     def shell(self) -> str:

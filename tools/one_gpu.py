@@ -39,7 +39,7 @@ from gpu_stages.groups import nccl_groups, nccl_smoke  # noqa: E402
 from gpu_stages.isolation import isolation  # noqa: E402
 from gpu_stages.links import links  # noqa: E402
 from gpu_stages.memory import memory  # noqa: E402
-from gpu_stages.moves import compiled, fuzz, nccl_fuzz, smoke, times  # noqa: E402
+from gpu_stages.moves import compiled, fuzz, nccl_fuzz, smoke  # noqa: E402
 from gpu_stages.suites import suites  # noqa: E402
 from gpu_stages.training import train  # noqa: E402
 from gpu_stages.transfers import nccl_transfer, transfer  # noqa: E402
@@ -70,7 +70,6 @@ STAGES = (
     Stage("memory", 75, memory),
     Stage("compile", 90, compiled),
     Stage("train", 150, train),
-    Stage("times", 60, times),
     Stage("links", 150, links),
     Stage("tuning", 60, tuning),
     Stage("suites", 240, suites),

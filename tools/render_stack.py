@@ -1,7 +1,6 @@
 """Render the upstream stack: the overlay's code as commits on a PyTorch source tree.
 
     python tools/render_stack.py --onto ~/pytorch --commit         one commit a patch, ready for ghstack
-    python tools/render_stack.py --onto ~/pytorch --out out/       files for `git am --keep-non-patch`
     python tools/render_stack.py --copy /tmp/patched               a copy of the installed torch, to render onto
     python tools/render_stack.py --onto /tmp/patched               the files in place, no commits
     python tools/render_stack.py --table                           what each patch changes
@@ -35,7 +34,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--onto", metavar="PATH", help="a PyTorch checkout, or a folder with a copy of torch")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--commit", action="store_true", help="one commit a patch on the checkout's branch")
-    how.add_argument("--out", metavar="DIR", help="one file a patch, for `git am`")
     how.add_argument("--table", action="store_true", help="print what each patch changes, and write nothing")
     parser.add_argument(
         "--only",
@@ -51,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if not (asked.onto or asked.copy or asked.check or asked.table):
         parser.error("say --onto PATH, --copy DIR, --table or --check")
-    if (asked.commit or asked.out) and not asked.onto:
-        parser.error("--commit and --out need --onto PATH, a checkout")
+    if asked.commit and not asked.onto:
+        parser.error("--commit needs --onto PATH, a checkout")
     try:
         return run(asked)
     except (StackError, UnknownRelease) as error:
@@ -77,8 +75,6 @@ def run(asked: argparse.Namespace) -> int:
         print(table(messages, states(Tree.at(asked.onto or installed_torch().parent), messages)), end="")
     elif asked.commit:
         return commit(pathlib.Path(asked.onto), messages)
-    elif asked.out:
-        return mails(pathlib.Path(asked.onto), messages, pathlib.Path(asked.out))
     elif asked.onto:
         tree = Tree.at(asked.onto)
         before, *_, after = rendered_states(tree, messages)
@@ -95,17 +91,6 @@ def states(tree: Tree, messages: list[PatchMessage]) -> list[State]:
     refused = [breach for step in zip(messages, found, found[1:], strict=False) for breach in breaches(*step, new)]
     refuse([*refused, *(unused(found[0], found[-1]) if not missing_files(messages) else ())])
     return found
-
-
-def mails(root: pathlib.Path, messages: list[PatchMessage], folder: pathlib.Path) -> int:
-    """The patches as files in the folder, made from commits that no branch of the checkout has."""
-    if folder.is_file() or any(folder.glob("*.patch")):
-        raise StackError(f"--out takes an empty folder, since git am {folder}/*.patch takes all that is in there")
-    repository = Repository(root.resolve())
-    base = repository.git("rev-parse", "HEAD")
-    head = commits(repository, base, messages, {})
-    print(repository.git("format-patch", "--no-signature", "-o", str(folder.resolve()), f"{base}..{head}"))
-    return 0
 
 
 def commit(root: pathlib.Path, messages: list[PatchMessage]) -> int:

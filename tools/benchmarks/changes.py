@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import process
 from .clock import seconds_of_all_ranks, summed
 from .report import Report, Row, Target
 from .sides import in_turns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TRAIN, SERVE = range(4), range(4, 8)
 WHOLE = "everything, without changes"
@@ -37,7 +34,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     found = process.ranks("changes:measure", 8, **given)
     for what, unit in (("bytes", "B"), ("wall", "s"), ("cpu", "s")):
         for way in found["ways"]:
-            report.rows.append(Row(f"{way}: {what}", unit, found[WHOLE][what], found[way][what], {"way": way}))
+            report.rows.append(Row(what, unit, found[WHOLE][what], found[way][what], {"way": way}))
     report.facts["changes"] = found
     report.notes.append(f"{found['size'] / 1e6:.0f} MB; stock is a Transfer that sends everything")
     report.targets.append(Target("wrong results", found["wrong"], 0))
@@ -56,17 +53,13 @@ def _name(share: float) -> str:
 # --- on every rank
 
 
-def measure(rank: int, size: int, port: int, tensors: int, rows: int, rounds: int) -> dict[str, Any]:
-    """Times, bytes and checks, as rank 0 sees them."""
+def measure(rank: int, tensors: int, rows: int, rounds: int) -> dict[str, Any]:
     import torch
-    import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
     import torch_overlay
 
-    store = dist.TCPStore("localhost", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     random = torch.Generator().manual_seed(0)
     whole = torch.randint(-(1 << 15), 1 << 15, (tensors, rows, 1024), generator=random, dtype=torch.int16)
     train, serve = (DeviceMesh("cpu", [*ranks]) for ranks in (TRAIN, SERVE))
@@ -109,8 +102,6 @@ def measure(rank: int, size: int, port: int, tensors: int, rows: int, rounds: in
         found["wrong"] += int(summed(wrong))
         return clocks
 
-    call: Callable[[str], dict[str, float]] = turn
-    for way, turns in in_turns(call, rounds, ways).items():
+    for way, turns in in_turns(turn, rounds, ways).items():
         found[way] |= {clock: min(each[clock] for each in turns) for clock in ("wall", "cpu")}
-    dist.destroy_process_group()
     return found

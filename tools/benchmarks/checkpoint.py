@@ -99,14 +99,10 @@ def write(folder: pathlib.Path, layers: int) -> int:
 # --- on every rank
 
 
-def measure(rank: int, size: int, port: int, folder: str, rounds: int) -> dict[str, Any]:
-    """Times, bytes and checks, as rank 0 sees them."""
-    import torch.distributed as dist
+def measure(rank: int, folder: str, rounds: int) -> dict[str, Any]:
     from safetensors.torch import load_file
     from torch.distributed.device_mesh import init_device_mesh
 
-    store = dist.TCPStore("localhost", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     files = sorted(pathlib.Path(folder).glob("*.safetensors"))
     whole = {name: tensor.clone() for file in files for name, tensor in load_file(file).items()}
     found = dict[str, Any](layouts={}, wrong=0)
@@ -136,12 +132,10 @@ def measure(rank: int, size: int, port: int, folder: str, rounds: int) -> dict[s
         load = Ours(folder, mesh, whole)
         load()
         found[f"sent, {layout}"] = load.sent
-    dist.destroy_process_group()
     return found
 
 
 def drop_from_cache(files: list[pathlib.Path]) -> None:
-    """Write the files to the disk, and drop their pages from memory."""
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)

@@ -135,14 +135,14 @@ def rebuild(world: int) -> None:
 # --- times, on real ranks
 
 
-def make(rank: int, size: int, port: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds and calls of making one mesh and its views, by side, one entry a world."""
+def make(rank: int, rounds: int) -> dict[str, dict[str, list[float]]]:
     import torch.distributed as dist
 
     from .fake_world import GroupCounter
 
     names = ("mesh and views", GROUPS, CALLS)
-    store, worlds = dist.TCPStore("localhost", port, is_master=False), itertools.count()
+    store, size, worlds = dist.distributed_c10d._get_default_store(), dist.get_world_size(), itertools.count()
+    dist.destroy_process_group()
 
     def one_world(side: str) -> dict[str, float]:
         own_keys = dist.PrefixStore(str(next(worlds)), store)

@@ -113,7 +113,6 @@ def local_source(pair: Pair, at: tuple[int, ...], shape: tuple[int, int]) -> tor
 
 
 def local_target(pair: Pair, at: tuple[int, ...], shape: tuple[int, int]) -> torch.Tensor:
-    """What it must end with."""
     factor, offset = 1, {c: float(_share(pair, c)) for c in _cells(pair.sizes)}
     for axis, code in enumerate(pair.source):
         if code not in ("P", "A"):

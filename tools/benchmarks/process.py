@@ -38,10 +38,8 @@ def _call(function: str, *positional: Any, **arguments: Any) -> Any:
 
 
 def ranks(function: str, size: int, timeout: float = 1800, **arguments: Any) -> Any:
-    """Call ``module:function(rank, size, port, **arguments)`` on so many processes at once; returns rank 0's answer.
-
-    ``port`` is that of a TCPStore server, which rank 0 must not start: it runs here. No process outlives the call.
-    """
+    """Call ``module:function(rank, **arguments)`` in a gloo world of so many processes; returns rank 0's answer. No
+    process outlives the call."""
     from torch.distributed import TCPStore
 
     from torch_overlay.testing.pool import Pool  # not above: `fresh` measures imports of the package, too
@@ -60,7 +58,15 @@ class _Rank:
         logging.disable(logging.WARNING)  # what stock says on each rank of gloo: it gathers where it should exchange
 
     def call(self, function: str, size: int, port: int, arguments: dict[str, Any]) -> Any:
-        return _call(function, self.rank, size, port, **arguments)
+        import torch.distributed as dist
+
+        store = dist.TCPStore("localhost", port, is_master=False)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=size)
+        found = _call(function, self.rank, **arguments)
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+        return found
 
 
 if __name__ == "__main__":

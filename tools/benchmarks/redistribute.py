@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import clock, process
 from .report import Report, Row, Target
-from .sides import NOT_PATCHED, OVERLAY, SIDES, STOCK, in_turns, on, redistribution_patched
+from .sides import OVERLAY, SIDES, STOCK, in_turns, on
 from .table import shown
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1, help="of four turns: stock, overlay, overlay, stock")
     parser.add_argument("--batches", type=int, default=2, help="timed batches a turn")
-    parser.add_argument("--each", action="store_true", help="a row for every pair")
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
@@ -51,14 +50,13 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         pairs.shape_of(size)
     print(f"redistribute: {len(chosen)} pairs, {len(arguments.sizes)} sizes, {ranks} gloo ranks", file=sys.stderr)
     how = dict(rounds=arguments.rounds, batches=arguments.batches)
-    found = process.ranks("redistribute:measure", ranks, sizes=arguments.sizes, which=which, **how)
-    report.facts |= found
+    found = report.facts["pairs"] = process.ranks(
+        "redistribute:measure", ranks, sizes=arguments.sizes, which=which, **how
+    )
     for size in arguments.sizes:
-        _add_rows(report, [one for one in found["pairs"] if one["bytes"] == size], size, arguments.each)
-    _add_counts(report, found["pairs"])
+        _add_rows(report, [one for one in found if one["bytes"] == size], size)
+    _add_counts(report, found)
     report.notes.append("time: from barrier to barrier on rank 0, by call, best batch; mean: geometric")
-    if not found["patched"]:
-        report.notes.append(NOT_PATCHED)
 
 
 def choose(ranks: int, count: int | None, only: str, random: int, seed: int) -> list[Pair]:
@@ -69,8 +67,7 @@ def choose(ranks: int, count: int | None, only: str, random: int, seed: int) -> 
     return [pair for pair in found if only in str(pair)][:count]
 
 
-def _add_rows(report: Report, found: list[dict[str, Any]], size: int, each: bool) -> None:
-    """The geometric mean of both kinds, the pair that gained least, and each pair if asked; then the targets."""
+def _add_rows(report: Report, found: list[dict[str, Any]], size: int) -> None:
     where = {"bytes": size}
     for kind in (MOVES, REDUCTIONS):
         times = [one["seconds"] for one in found if one["move"] == (kind == MOVES)]
@@ -89,8 +86,6 @@ def _add_rows(report: Report, found: list[dict[str, Any]], size: int, each: bool
         report.targets.append(
             Target(f"{size // MB} MB, worst ({slowest['pair']}), times faster", gain, 0.91, gain=True)
         )
-    if each:
-        report.rows += [Row(one["pair"], "s", one["seconds"][STOCK], one["seconds"][OVERLAY], where) for one in found]
 
 
 def _add_counts(report: Report, found: list[dict[str, Any]]) -> None:
@@ -110,17 +105,14 @@ def _add_counts(report: Report, found: list[dict[str, Any]]) -> None:
 # --- on every rank
 
 
-def measure(rank: int, size: int, port: int, sizes: list[int], which: dict[str, Any], rounds: int, batches: int) -> Any:
+def measure(rank: int, sizes: list[int], which: dict[str, Any], rounds: int, batches: int) -> Any:
     """Times, checks and counts of every pair at every size, as rank 0 sees them (wrong: as any rank does)."""
     import torch
     import torch.distributed as dist
 
     from . import pairs
 
-    store = dist.TCPStore("localhost", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    chosen = choose(size, **which)
-    patched = redistribution_patched()
+    chosen = choose(dist.get_world_size(), **which)
     meshes = {}
     for side in SIDES:
         with on(side):
@@ -129,8 +121,7 @@ def measure(rank: int, size: int, port: int, sizes: list[int], which: dict[str, 
     with torch.no_grad():
         for size_in_bytes in sizes:
             found += one_size(chosen, meshes, size_in_bytes, rounds, batches)
-    dist.destroy_process_group()
-    return {"patched": patched, "pairs": found}
+    return found
 
 
 def one_size(chosen: list, meshes: dict, size: int, rounds: int, batches: int) -> list[dict[str, Any]]:
@@ -201,7 +192,6 @@ def _check(pair, source, mesh) -> tuple[bool, int]:
 
 
 def _best_batch(source, mesh, target, calls: int, batches: int) -> float:
-    """Wall seconds of one call, in the best batch."""
     import torch.distributed as dist
 
     source.redistribute(mesh, target)  # the first of a turn plans and allocates

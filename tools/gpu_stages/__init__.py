@@ -29,19 +29,10 @@ Found = dict[str, Any]  # check, outcome (right, one of BAD, or in words) and, w
 
 
 class Run(NamedTuple):
-    """What stages run on.
-
-    Attributes:
-        device: cuda, or cpu in a dry run.
-        ranks_per_gpu: how many ranks in a row share a device.
-        seconds: how long the ranks may take for a check.
-        nccl: the settings that its first stage found, None before and where there are none.
-    """
-
-    device: str
-    ranks_per_gpu: int = RANKS
-    seconds: float = 40.0
-    nccl: dict[str, str] | None = None
+    device: str  # cuda, or cpu in a dry run
+    ranks_per_gpu: int = RANKS  # how many ranks in a row share a device
+    seconds: float = 40.0  # how long the ranks may take for a check
+    nccl: dict[str, str] | None = None  # the settings that its first stage found, None before and where there are none
 
     @property
     def dry(self) -> bool:
@@ -111,5 +102,4 @@ def _said(more: Any) -> Found:
 
 
 def figures(found: Sequence[Found]) -> list[Any]:
-    """The figures of several answers, None where one has none."""
     return [one.get("figures") for one in found]

@@ -1,4 +1,4 @@
-"""What differs between the two sides, case by case, and what an expectation says of it. Knows no pytest, no torch."""
+"""What differs between the two sides, case by case, and what an expectation says of it. Knows no pytest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import dataclasses
 import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence
+
+from torch_overlay import versions
+from torch_overlay.patching.patch import BOUND
 
 from .runner import GOOD, SKIPPED, Case, Results
 
@@ -94,21 +97,8 @@ class Expected:
         return re.fullmatch(text, name, re.DOTALL) is not None
 
     def in_force(self, side: str, release: tuple[int, ...]) -> bool:
-        return side == self.side and all(
-            _holds(condition.strip(), release) for condition in self.releases.split(",") if condition.strip()
-        )
-
-
-def _holds(condition: str, release: tuple[int, ...]) -> bool:
-    match = re.fullmatch(r"(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)", condition)
-    if match is None:
-        raise ValueError(f"a condition on releases looks like '>=2.13.0,<2.15.0', not {condition!r}")
-    bound = tuple(int(part) for part in match[2].split("."))
-    width = max(len(bound), len(release))
-    left, right = (numbers + (0,) * (width - len(numbers)) for numbers in (release, bound))
-    return {">=": left >= right, "<=": left <= right, "==": left == right, "<": left < right, ">": left > right}[
-        match[1]
-    ]
+        bounds = [(sign, versions.parse(number).number) for sign, number in BOUND.findall(self.releases)]
+        return side == self.side and all(release >= n if sign == ">=" else release < n for sign, n in bounds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,6 @@ def differences(found: Sequence[Difference], judgement: Judgement) -> Iterator[s
 
 
 def verdict(judgement: Judgement) -> Iterator[str]:
-    """The end: what is unexpected, what is stale."""
     for entry, why in judgement.stale:
         yield f"expectation {entry.pattern} {why}. Its reason was: {entry.reason}"
     if judgement.unexpected:

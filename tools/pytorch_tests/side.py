@@ -37,7 +37,6 @@ class Side:
         return {**DEFAULTS, **kept, **dict(self.environment), "PYTHONPATH": os.pathsep.join(path)}
 
     def command(self, *arguments: str) -> list[str]:
-        """pytest on this side."""
         return [*self.prefix, "-m", "pytest", *arguments]
 
 
@@ -60,7 +59,6 @@ def patched(folder: str) -> Side:
 
 
 def of(mode: str) -> Side:
-    """The side that ``--mode`` names."""
     name, _, folder = mode.partition("=")
     if name == "overlay" and not folder:
         return overlay()

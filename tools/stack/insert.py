@@ -26,20 +26,11 @@ from .source import Edit, Function, Import, Source, bound, edited, find, imports
 
 @dataclass(frozen=True)
 class Insertion:
-    """What goes where.
-
-    Attributes:
-        path: the file of ours.
-        place: the names of the definitions around it, the outermost first.
-        node: the innermost of them in our file, or the file's tree.
-        imports: of our file.
-    """
-
-    path: str
+    path: str  # the file of ours
     source: Source
-    place: tuple[str, ...]
-    node: ast.FunctionDef | ast.ClassDef | ast.Module
-    imports: tuple[Import, ...]
+    place: tuple[str, ...]  # the names of the definitions around it, the outermost first
+    node: ast.FunctionDef | ast.ClassDef | ast.Module  # the innermost of them in our file, or the file's tree
+    imports: tuple[Import, ...]  # of our file
 
     @property
     def target(self) -> str:
@@ -55,11 +46,6 @@ class Insertion:
         return [one for one in body[bool(documented) :] if self.place or not is_import(one)]
 
     def apply(self, text: str, name: str) -> str:
-        """Torch's file with the lines in it.
-
-        Raises:
-            StackError: a place that isn't there, or in which not just one statement binds the anchor's name.
-        """
         theirs = read(text, name)
         node = find(theirs.tree, self.place)
         if node is None:

@@ -16,12 +16,7 @@ CONFIG = PATCHES / "upstream_ruff.toml"
 
 
 class Format:
-    """Upstream's formatter.
-
-    Args:
-        torchs: the text of a file in torch as it is; None for a new one. If its imports are sorted, or all of them are
-            used, that stays so.
-    """
+    """Upstream's formatter. If imports of a file of torch's (`torchs`) are sorted, or all used, that stays so."""
 
     def __init__(self, torchs: Callable[[str], str | None]) -> None:
         if importlib.util.find_spec("ruff") is None:
@@ -29,7 +24,6 @@ class Format:
         self.torchs = torchs
 
     def __call__(self, files: Mapping[str, str]) -> dict[str, str]:
-        """The same files as upstream's formatter leaves them."""
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for path, text in files.items():

@@ -25,7 +25,6 @@ CARRIERS = {name: f"_{name}" for name in ("DeviceMesh", "DTensorSpec", "Redistri
 
 
 def whole(file: str, ours: pathlib.Path = OURS) -> str:
-    """The text of a new file."""
     return _upstream((ours / file).read_text(encoding="utf-8"), str(ours / file))
 
 
@@ -50,18 +49,14 @@ def _upstream(text: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Room:
-    """A file of ours whose definitions go into torch's file of the same name.
-
-    Attributes:
-        imports: of the file, without torch's file itself.
-        kept: for each ``NAME = original(module, "function")``, torch's function (a method with its class) to NAME.
-        edits: that make its code fit there. It needs no door to its own module, and no ``self: DeviceMesh``.
-    """
+    """A file of ours whose definitions go into torch's file of the same name."""
 
     file: str
     source: Source
-    imports: tuple[Import, ...]
+    imports: tuple[Import, ...]  # of the file, without torch's file itself
+    # for each ``NAME = original(module, "function")``, torch's function (a method with its class) to NAME
     kept: dict[str, str]
+    # that make its code fit there. It needs no door to its own module, and no ``self: DeviceMesh``
     edits: tuple[Edit, ...]
 
     @property

@@ -27,8 +27,6 @@ _IMPORT = re.compile(r"\s*(>>> |#? ?)?(import|from) ")
 
 @dataclass(frozen=True)
 class Breach:
-    """One line that upstream wouldn't take."""
-
     rule: str
     path: str
     line: int
@@ -40,19 +38,11 @@ class Breach:
 
 @dataclass(frozen=True)
 class Change:
-    """What a patch does to one file.
-
-    Attributes:
-        text: the file after it.
-        added: the numbers of the lines that weren't there before.
-        removed: how many lines aren't there any more.
-    """
-
     path: str
     before: str
-    text: str
-    added: frozenset[int]
-    removed: int
+    text: str  # the file after it
+    added: frozenset[int]  # the numbers of the lines that weren't there before
+    removed: int  # how many lines aren't there any more
 
     @property
     def is_test(self) -> bool:
@@ -64,7 +54,6 @@ class Change:
 
 
 def changes(before: State, after: State) -> list[Change]:
-    """The files that differ, in the order of their paths."""
     return [
         _change(path, before.get(path) or "", after[path] or "")
         for path in sorted(after)
@@ -110,11 +99,7 @@ def table(messages: Sequence[PatchMessage], states: Sequence[State]) -> str:
 
 
 def breaches(message: PatchMessage, before: State, after: State, new: Collection[str]) -> list[Breach]:
-    """All of them in one patch.
-
-    Args:
-        new: the paths of all files that the stack brings.
-    """
+    """All of them in one patch; `new` has the paths of all files that the stack brings."""
     found = changes(before, after)
     said = [*_message(message), *_size(message, found)]
     for change in found:
@@ -126,7 +111,6 @@ def breaches(message: PatchMessage, before: State, after: State, new: Collection
 
 
 def refuse(found: Sequence[Breach]) -> None:
-    """Raises StackError for any."""
     if found:
         raise StackError("The stack breaks upstream's rules:\n" + "\n".join(f"  {breach}" for breach in found))
 

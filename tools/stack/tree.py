@@ -25,14 +25,10 @@ HOME = "torch/distributed/device_mesh.py"
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder that holds ``torch/distributed``, as it lies there or as it is at a commit.
-
-    Attributes:
-        commit: read files as of this commit; None for what lies in the folder.
-    """
+    """A folder that holds ``torch/distributed``, as it lies there or as it is at a commit."""
 
     root: pathlib.Path
-    commit: str | None = None
+    commit: str | None = None  # read files as of this commit; None for what lies in the folder
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], commit: str | None = None) -> Tree:
@@ -137,7 +133,6 @@ def _put(path: pathlib.Path, text: str | None) -> None:
 
 
 def installed_torch() -> pathlib.Path:
-    """The folder of the torch that this Python would import."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise StackError("torch isn't installed for this Python, so there is nothing to copy")
@@ -147,12 +142,6 @@ def installed_torch() -> pathlib.Path:
 def copy_torch(installed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Make ``folder/torch``; a Python with the folder on its path imports it in place of the installed one. Files are
     copied, so that a commit of the folder has them; other folders than torch.distributed are links.
-
-    Args:
-        installed: the ``torch`` folder of an environment.
-
-    Returns:
-        The folder, to render onto.
     """
     target = folder / "torch"
     if target.exists():
