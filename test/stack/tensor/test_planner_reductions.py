@@ -165,13 +165,6 @@ class TestSharedReductions(TestCase):
                 self.assertEqual(collectives(shared), collectives(own), msg=f"{source} to {target} of {shape}")
                 self.assertTrue(is_right(shared, before, after), msg=f"{source} to {target} of {shape}")
 
-    def test_sizes_of_one_form_are_reduced_by_one_plan(self) -> None:
-        planner_forms._forms.cache_clear()
-        with mock.patch.object(planner_forms, "plan_at_once", wraps=planner_forms.plan_at_once) as planned:
-            for length in (1024, 1032, 1040):
-                shared_plan(*ends(("sum", 0), (0, 1), (length, 64)), 4)
-        self.assertEqual(planned.call_count, 1)
-
     def test_a_plan_that_tried_to_cut_another_dim_is_not_shared(self) -> None:
         """Of two tensors with the same bytes in the smallest one, each plan cuts the dim that is cut evenly."""
         pending, sizes = (None, "sum", "sum"), (2, 2, 4)
