@@ -50,12 +50,12 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     shown = {k: v for k, v in vars(arguments).items() if k not in ("bench", "json", "strict")}
-    found = report.Report(arguments.bench, importlib.metadata.version("torch"), arguments=shown)
-    importlib.import_module(f"benchmarks.{arguments.bench}").run(arguments, found)
-    table.print_report(found)
+    results = report.Report(arguments.bench, importlib.metadata.version("torch"), arguments=shown)
+    importlib.import_module(f"benchmarks.{arguments.bench}").run(arguments, results)
+    table.print_report(results)
     if arguments.json:
-        found.write(arguments.json)
-    return 1 if arguments.strict and not all(target.met for target in found.targets) else 0
+        results.write(arguments.json)
+    return 1 if arguments.strict and not all(target.met for target in results.targets) else 0
 
 
 if __name__ == "__main__":

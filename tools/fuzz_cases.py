@@ -113,7 +113,7 @@ def _dtype(rng: random.Random, ops: set[str]) -> str:
 def _consistent(case: Case) -> bool:
     """What torch takes: one kind of reduction, and before 2.14 no shard that becomes a term of a sum."""
     ops = [{p[1] for p in placements if p[0] == "P"} for placements in (case.source, case.target)]
-    if any(len(found) > 1 and found != {"sum", "avg"} for found in ops):
+    if any(len(kinds) > 1 and kinds != {"sum", "avg"} for kinds in ops):
         return False
     if len(set().union(*ops)) > 1 and set().union(*ops) & BITWISE.keys():
         return False  # no type takes part in both

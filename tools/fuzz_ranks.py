@@ -209,9 +209,9 @@ def _beside(mesh: Any, work: Callable[[], str | None]) -> str | None:
         for step in range(4):
             local = torch.full((8,), float(step + 1), dtype=torch.float64, device=mesh.device_type)
             total = DTensor.from_local(local, mesh, [Partial()] * mesh.ndim, run_check=False)
-            found = total.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
-            if not torch.all(found == (step + 1) * mesh.size()):
-                wrong.append(found[0].item())
+            got = total.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
+            if not torch.all(got == (step + 1) * mesh.size()):
+                wrong.append(got[0].item())
 
     thread = threading.Thread(target=sums, daemon=True)
     thread.start()
@@ -268,13 +268,13 @@ def kind(case: Any, text: str) -> str:
         "uneven shards": uneven(case, case.source) or uneven(case, case.target),
         "strided or ordered": case.source_order or case.target_order or "SS" in kinds,
     }
-    return ", ".join(trait for trait, found in traits.items() if found) or "even shards in order"
+    return ", ".join(trait for trait, has_it in traits.items() if has_it) or "even shards in order"
 
 
 def uneven(case: Any, placements: tuple) -> bool:
     parts = [1] * len(case.shape)
-    for size, (what, *rest) in zip(case.mesh.view_sizes, placements):
-        if what in ("S", "SS"):
+    for size, (kind, *rest) in zip(case.mesh.view_sizes, placements):
+        if kind in ("S", "SS"):
             parts[rest[0]] *= size
     return any(length % count for length, count in zip(case.shape, parts))
 
@@ -282,8 +282,8 @@ def uneven(case: Any, placements: tuple) -> bool:
 def report(side: str, done: int, seed: int, counts: Counter[str], seconds: float, ranks: Ranks) -> None:
     said = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
     print(f"{side}: {done} cases, seed {seed}: {said}; {seconds:.1f} s, {ranks.starts} worlds")
-    for what, number in sorted(counts.items()):
-        if what not in OUTCOMES:
-            print(f"    {number} {what}")
-    for what, number in sorted(ranks.counters.items()):
-        print(f"    {number} {what} (all ranks)")
+    for name, number in sorted(counts.items()):
+        if name not in OUTCOMES:
+            print(f"    {number} {name}")
+    for name, number in sorted(ranks.counters.items()):
+        print(f"    {number} {name} (all ranks)")

@@ -39,7 +39,7 @@ def fill(page: str, parts: dict[str, str]) -> str:
     >>> fill(page, {"x": "new"}).splitlines()[2:5]
     ['', 'new', '']
     """
-    return PART.sub(lambda found: f"{found[1]}\n{parts[found['name']]}\n\n{found[3]}", page)
+    return PART.sub(lambda match: f"{match[1]}\n{parts[match['name']]}\n\n{match[3]}", page)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -111,9 +111,9 @@ def _digits(ratio: float) -> str:
 
 def read() -> dict[str, Figure]:
     """All figures by name, in the order of the file."""
-    found = [Figure(**entry) for entry in json.loads(FILE.read_text(encoding="utf-8"))["figures"]]
-    assert len({figure.name for figure in found}) == len(found), "a figure's name stands twice in docs/figures.json"
-    return {figure.name: figure for figure in found}
+    figures = [Figure(**entry) for entry in json.loads(FILE.read_text(encoding="utf-8"))["figures"]]
+    assert len({figure.name for figure in figures}) == len(figures), "a figure's name stands twice in docs/figures.json"
+    return {figure.name: figure for figure in figures}
 
 
 def parts() -> dict[str, str]:
@@ -171,10 +171,10 @@ def link(ends: str) -> str:
 def retired() -> str:
     """The rows by the change that ends them and by their kind, in the order of the series."""
     rows, before = [], ""
-    for (change, kind), found in groupby(sorted(PATCHES, key=_order), key=lambda patch: (patch.ends, patch.kind)):
+    for (change, kind), patches in groupby(sorted(PATCHES, key=_order), key=lambda patch: (patch.ends, patch.kind)):
         ended = link(change) if change else "-"
         brings = BRINGS.get(change or "", _HOOKS) if ended != before else ""
-        rows.append([ended, kind.value, ", ".join(map(said, found)), brings])
+        rows.append([ended, kind.value, ", ".join(map(said, patches)), brings])
         before = ended
     return table(["ended by", "how", "rows of `series.py`", "when upstream has this"], rows)
 
@@ -215,12 +215,12 @@ def main() -> int:
     if given.list:
         print("\n".join(f"{one.name}: {one.what}; {one.machine}\n    {one.shell}" for one in read().values()))
         return 0
-    found = stale()
-    for path, text in found.items():
+    pages = stale()
+    for path, text in pages.items():
         print(f"{path.relative_to(ROOT)} {'is not up to date' if given.check else 'written'}")
         if not given.check:
             path.write_text(text, encoding="utf-8")
-    return 1 if given.check and found else 0
+    return 1 if given.check and pages else 0
 
 
 if __name__ == "__main__":

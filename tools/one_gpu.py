@@ -100,7 +100,7 @@ def main(words: list[str] | None = None, stages: Iterable[Stage] = STAGES) -> in
         if left <= 0:
             break
         _carry_out(stage, run, min(stage.limit, left), report)
-        settings = next((found["settings"] for found in report.checks(stage) if "settings" in found), None)
+        settings = next((check["settings"] for check in report.checks(stage) if "settings" in check), None)
         if settings is not None:
             os.environ.update(settings)
             run = run._replace(nccl=settings)
@@ -126,8 +126,8 @@ class Report:
         new.write_text(text + "\n", encoding="utf-8")
         new.replace(self.file)
 
-    def note(self, stage: Stage, **what: Any) -> None:
-        self.data["stages"][stage.name] |= what
+    def note(self, stage: Stage, **facts: Any) -> None:
+        self.data["stages"][stage.name] |= facts
         self.write()
 
     def checks(self, stage: Stage) -> list[Found]:
@@ -163,9 +163,9 @@ def _carry_out(stage: Stage, run: Run, limit: float, report: Report) -> None:
 def _outcome(checks: list[Found], status: int | None, is_over: bool, limit: float) -> str:
     if is_over:
         return f"ended at its limit of {limit:.0f} s"
-    if status or any(found["outcome"] in BAD for found in checks):
+    if status or any(check["outcome"] in BAD for check in checks):
         return "failed"
-    return "passed" if any(found["outcome"] == "right" for found in checks) else "skipped"
+    return "passed" if any(check["outcome"] == "right" for check in checks) else "skipped"
 
 
 def _read(file: pathlib.Path, stage: Stage, report: Report) -> None:
@@ -179,11 +179,11 @@ def _stage(stage: Stage, run: Run, file: str) -> None:
     """The process of a stage."""
     os.setsid()
     logging.disable(logging.WARNING)
-    with open(file, "a", encoding="utf-8") as found:
+    with open(file, "a", encoding="utf-8") as answers:
 
         def say(one: Found) -> None:
-            found.write(json.dumps(one) + "\n")
-            found.flush()
+            answers.write(json.dumps(one) + "\n")
+            answers.flush()
 
         try:
             for one in stage.function(run):
@@ -201,17 +201,17 @@ def _facts(dry: bool) -> dict[str, Any]:
         process.start()
         theirs.close()
         try:
-            found = ours.recv() if ours.poll(90) else None
+            facts = ours.recv() if ours.poll(90) else None
         except EOFError:
-            found = None
+            facts = None
         process.kill()
         process.join(10)
-        if found is not None or "CUDA_MPS_PIPE_DIRECTORY" not in os.environ:
+        if facts is not None or "CUDA_MPS_PIPE_DIRECTORY" not in os.environ:
             break
         _end_mps()
         del os.environ["CUDA_MPS_PIPE_DIRECTORY"]
-    found = found or {"devices": [], "torch": sys.modules["torch"].__version__}
-    return found | {"python": sys.version.split()[0], "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}
+    facts = facts or {"devices": [], "torch": sys.modules["torch"].__version__}
+    return facts | {"python": sys.version.split()[0], "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}
 
 
 def _ask(pipe: Any, dry: bool) -> None:

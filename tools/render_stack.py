@@ -86,11 +86,13 @@ def run(asked: argparse.Namespace) -> int:
 
 def states(tree: Tree, messages: list[PatchMessage]) -> list[State]:
     """The files before the first patch and after each. Raises StackError for patches that break upstream's rules."""
-    found = rendered_states(tree, messages)
+    rendered = rendered_states(tree, messages)
     new = {f"torch/distributed/{file}" for file in new_files()}
-    refused = [breach for step in zip(messages, found, found[1:], strict=False) for breach in breaches(*step, new)]
-    refuse([*refused, *(unused(found[0], found[-1]) if not missing_files(messages) else ())])
-    return found
+    refused = [
+        breach for step in zip(messages, rendered, rendered[1:], strict=False) for breach in breaches(*step, new)
+    ]
+    refuse([*refused, *(unused(rendered[0], rendered[-1]) if not missing_files(messages) else ())])
+    return rendered
 
 
 def commit(root: pathlib.Path, messages: list[PatchMessage]) -> int:
@@ -109,8 +111,8 @@ def commit(root: pathlib.Path, messages: list[PatchMessage]) -> int:
 
 def commits(repository: Repository, base: str, messages: list[PatchMessage], trailers: Mapping[str, str]) -> str:
     """Make the commits, without moving a branch, and print a line about each; the last of them."""
-    found = states(Tree.at(repository.root, base), messages)
-    for message, before, after in zip(messages, found, found[1:], strict=False):
+    rendered = states(Tree.at(repository.root, base), messages)
+    for message, before, after in zip(messages, rendered, rendered[1:], strict=False):
         changed = {path: text for path, text in after.items() if text != before[path]}
         base = repository.commit(base, changed, text_of(message, trailers.get(message.title, "")))
         print(f"{base[:12]} {message.title} ({numbers(before, after)})")

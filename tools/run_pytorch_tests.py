@@ -57,20 +57,20 @@ def main(argv: list[str] | None = None) -> int:
         print(f"not in this checkout: {path}")
     plan = runner.Plan(pathlib.Path(options.logs), options.timeout, tuple(options.select), options.fork)
     results = runner.run_all(plan, [(one, file) for file in files for one in (stock, other)], options.jobs)
-    found = [
+    cases = [
         case
         for file in files
         for case in difference.compare(file.name, results[stock.name, file.name], results[other.name, file.name])
     ]
-    if not found:
+    if not cases:
         print("no test case was found")
         return 2
-    judgement = difference.judge(found, expected, [] if options.select else [file.name for file in files])
-    print("", *show.table(found, results, other.name), *show.differences(found, judgement), sep="\n")
+    judgement = difference.judge(cases, expected, [] if options.select else [file.name for file in files])
+    print("", *show.table(cases, results, other.name), *show.differences(cases, judgement), sep="\n")
     if options.json:
-        write(options.json, found, judgement)
+        write(options.json, cases, judgement)
     print("", *show.verdict(judgement), sep="\n")
-    unread = [one.name.partition("::")[0] for one in found if one.name.endswith("::(collection)") and not one.differs]
+    unread = [one.name.partition("::")[0] for one in cases if one.name.endswith("::(collection)") and not one.differs]
     for name in unread:
         print(f"{name} can't be collected on either side: is it of another release?")
     return 0 if judgement.passed and not unread else 1
@@ -80,7 +80,7 @@ def load(path: str) -> list[difference.Expected]:
     return list(runpy.run_path(path)["EXPECTED"])
 
 
-def write(path: str, found: list[difference.Difference], judgement: difference.Judgement) -> None:
+def write(path: str, cases: list[difference.Difference], judgement: difference.Judgement) -> None:
     rows = [
         {
             "case": one.name,
@@ -88,7 +88,7 @@ def write(path: str, found: list[difference.Difference], judgement: difference.J
             "outcomes": [case.outcome if case else None for case in (one.stock, one.other)],
             "expected": judgement.explained[one.name].reason if one.name in judgement.explained else None,
         }
-        for one in found
+        for one in cases
     ]
     stale = [{"pattern": entry.pattern, "why": why} for entry, why in judgement.stale]
     text = json.dumps({"passed": judgement.passed, "cases": rows, "stale": stale}, indent=1)

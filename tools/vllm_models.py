@@ -123,12 +123,11 @@ def tried(context: Any, name: str, layout: str, folder: str) -> tuple[str, bool]
         if process.exitcode is None:
             process.kill()
             text += f"\nno end after {LIMIT} s"
-        found = re.search(r"^(RIGHT|WRONG) (.*)$", text, re.MULTILINE)
-        is_right &= found is not None and found[1] == "RIGHT" and process.exitcode == 0
+        verdict = re.search(r"^(RIGHT|WRONG) (.*)$", text, re.MULTILINE)
+        is_right &= verdict is not None and verdict[1] == "RIGHT" and process.exitcode == 0
         last = text.strip().splitlines()[-1:] or ["nothing said"]
-        told.append(
-            found[2] if found and found[1] == "RIGHT" else f"WRONG {found[2]}" if found else f"FAILED {last[0][:200]}"
-        )
+        said = "" if verdict is None else verdict[2] if verdict[1] == "RIGHT" else f"WRONG {verdict[2]}"
+        told.append(said or f"FAILED {last[0][:200]}")
     return "; ".join(dict.fromkeys(told)), is_right
 
 
@@ -155,42 +154,42 @@ def worker(log: str, name: str, folder: str, rank: int, size: int, port: int, la
         if tensor.is_floating_point():
             tensor.data.fill_(7.0)
     before = {key: tensor.detach().clone() for key, tensor in memory.items()}
-    found = torch_overlay.landings(
+    landings = torch_overlay.landings(
         model.load_weights, model, {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
     )
     problems = [f"{key} changed when its loader was asked" for key in memory if not _same(memory[key], before[key])]
     for turn in range(ROUNDS):
         random = torch.Generator().manual_seed(turn)
         whole = {key: torch.randn(shape, generator=random) for key, shape in shapes.items()}
-        arrive(found, whole)
+        arrive(landings, whole)
         got = {key: tensor.detach().clone() for key, tensor in memory.items()}
         for key, tensor in memory.items():
             tensor.data.copy_(before[key])
         with torch.no_grad():
             model.load_weights([*whole.items()])
         problems += [f"{key} differs in round {turn}" for key in memory if not _same(memory[key], got[key])]
-    lost = [key for key, _ in model.named_parameters() if key in found.untouched]
+    lost = [key for key, _ in model.named_parameters() if key in landings.untouched]
     problems += [f"nothing reaches {key}" for key in lost]
-    counts = f"{len(found.direct)} of {len(shapes)}"
-    counts += f", {len(found.skipped)} nowhere" if found.skipped else ""
-    counts += f", {len(found.whole)} whole" if found.whole else ""
+    counts = f"{len(landings.direct)} of {len(shapes)}"
+    counts += f", {len(landings.skipped)} nowhere" if landings.skipped else ""
+    counts += f", {len(landings.whole)} whole" if landings.whole else ""
     print(f"WRONG {counts}: {'; '.join(problems[:3])}" if problems else f"RIGHT {counts}", flush=True)
     dist.barrier()
     os._exit(int(bool(problems)))  # vLLM's threads outlive it
 
 
-def arrive(found: Any, whole: dict[str, Any]) -> None:
+def arrive(landings: Any, whole: dict[str, Any]) -> None:
     """Write what a `Transfer` would, and load the rest."""
     import torch
 
-    for key, tensor in found.target().items():
+    for key, tensor in landings.target().items():
         for part in (tensor,) if isinstance(tensor, torch.Tensor) else tensor:
             if isinstance(part, torch.Tensor):
                 part.copy_(whole[key])
             else:
                 place = [slice(at, at + many) for at, many in zip(part.start, part._local_tensor.shape)]
                 part._local_tensor.copy_(whole[key][tuple(place)])
-    found.load_whole()
+    landings.load_whole()
 
 
 def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tuple[str, list[str]]:
@@ -384,13 +383,13 @@ def saved_shapes(folder: str, architecture: str) -> dict[str, list[int]]:
     from safetensors import safe_open
 
     model = getattr(transformers, architecture)(transformers.AutoConfig.from_pretrained(folder))
-    found = {}
+    shapes = {}
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
         for path in sorted(pathlib.Path(saved).glob("*.safetensors")):
             with safe_open(path, "pt") as file:
-                found |= {key: [*file.get_slice(key).get_shape()] for key in file.keys()}  # noqa: SIM118
-    return found
+                shapes |= {key: [*file.get_slice(key).get_shape()] for key in file.keys()}  # noqa: SIM118
+    return shapes
 
 
 def _same(one: Any, other: Any) -> bool:

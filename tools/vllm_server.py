@@ -121,11 +121,11 @@ def main() -> int:
         model.save_pretrained(folder)
         llm: Any = Served(folder, workers) if given.http else in_process(folder, workers)
 
-        def step(what: str, other: Any = None) -> None:
+        def step(title: str, other: Any = None) -> None:
             nonlocal wrong
             want, got = tokens_of(other or model), served(llm)
             wrong += want != got
-            print(f"{'right' if want == got else f'WRONG: {got} for {want}'}: {what}", flush=True)
+            print(f"{'right' if want == got else f'WRONG: {got} for {want}'}: {title}", flush=True)
 
         def made(**options: Any) -> Any:
             address = f"tcp://127.0.0.1:{free_port()}"
@@ -206,14 +206,14 @@ def tokens_of(model: Any) -> list[list[int]]:
     """The most likely answers, by transformers."""
     import torch
 
-    found = []
+    answers = []
     for prompt in PROMPTS:
         ids = [*prompt]
         for _ in range(LENGTH):
             with torch.no_grad():
                 ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-        found.append(ids[len(prompt) :])
-    return found
+        answers.append(ids[len(prompt) :])
+    return answers
 
 
 def served(llm: Any) -> list[list[int]]:

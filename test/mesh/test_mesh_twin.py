@@ -176,9 +176,9 @@ def test_submeshes_at_any_coordinate_agree_with_lists_of_ranks(drawn):
         mesh = make_root(root.root, root.sizes, root.names)
         for axis, name in enumerate(root.names):
             copies = root.slice((name,)).tiles
-            found = mesh._get_all_submeshes(name)
-            assert {tuple(one.mesh.tolist()) for one in found} == set(copies) and len(found) == len(set(copies))
-            assert [bool(one._dim_group_names) for one in found] == [rank in one.mesh.tolist() for one in found]
+            submeshes = mesh._get_all_submeshes(name)
+            assert {tuple(one.mesh.tolist()) for one in submeshes} == set(copies) and len(submeshes) == len(set(copies))
+            assert [bool(one._dim_group_names) for one in submeshes] == [rank in one.mesh.tolist() for one in submeshes]
             others = root.names[:axis] + root.names[axis + 1 :]
             for at in [] if STOCK else root.coordinates():
                 where = dict(zip(root.names, at, strict=True))

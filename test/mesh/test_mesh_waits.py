@@ -399,8 +399,8 @@ STAGES = [f"{ROOT}\n0-3 1 (dp=4)\n{LAST}", f"{ROOT}\n4-7 1 (dp=4, tp=1)\n4-7 2 (
     ],
 )
 def test_meshes_over_the_same_ranks_are_compared(others, said):
-    found = waiting._who_builds_what(STAGES[0], {STAGES[0]: [0, 1], **others})
-    assert said in found and bool(found) == bool(said), found
+    line = waiting._who_builds_what(STAGES[0], {STAGES[0]: [0, 1], **others})
+    assert said in line and bool(line) == bool(said), line
 
 
 def test_a_rank_leaves_its_last_meshes_numbered_by_their_ranks(monkeypatch):

@@ -38,15 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, report: Report) -> None:
     print(f"memory: all pairs on {SIZES}, rank {arguments.rank} of 8", file=sys.stderr)
     how = dict(size=arguments.size, rank=arguments.rank, only=arguments.only, gpu=arguments.gpu)
-    found = process.fresh("memory:measure", **how)
-    report.facts |= found
+    figures = process.fresh("memory:measure", **how)
+    report.facts |= figures
     where = {"bytes": arguments.size}
     for kind in (MOVES, REDUCTIONS):
-        some = [one["peak"] for one in found["pairs"] if one["move"] == (kind == MOVES)]
+        some = [one["peak"] for one in figures["pairs"] if one["move"] == (kind == MOVES)]
         if some:
             means = (clock.geometric_mean(max(peak[side], 1) for peak in some) for side in SIDES)
             report.rows.append(Row(f"{kind}, mean of {len(some)}", "B", *means, where))
-    more = [one for one in found["pairs"] if one["peak"][OVERLAY] > one["peak"][STOCK]]
+    more = [one for one in figures["pairs"] if one["peak"][OVERLAY] > one["peak"][STOCK]]
     shown = sorted(more, key=lambda one: one["peak"][OVERLAY] / one["peak"][STOCK], reverse=True)
     report.rows += [Row(one["pair"], "B", one["peak"][STOCK], one["peak"][OVERLAY], where) for one in shown]
     report.targets.append(Target("pairs that take more than stock", len(more), 0))
@@ -92,9 +92,9 @@ def peaks_of(side: str, chosen: list[Pair], shape: tuple[int, int], rank: int, g
     with warnings.catch_warnings(), torch.no_grad(), fake_world(rank, 8), on(side), where:
         warnings.simplefilter("ignore")
         mesh = pairs.flattened_mesh(SIZES)
-        found = []
+        memories = []
         for _, alike in itertools.groupby(chosen, key=lambda pair: pair.source):
             some = list(alike)
             move = pairs.source_tensor(some[0], mesh, shape).redistribute
-            found += allocated([functools.partial(move, mesh, pairs.placements(pair.target)) for pair in some])
-        return found
+            memories += allocated([functools.partial(move, mesh, pairs.placements(pair.target)) for pair in some])
+        return memories

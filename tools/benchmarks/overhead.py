@@ -30,9 +30,9 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     for axes in arguments.axes:
         print(f"overhead: {axes} axes", file=sys.stderr)
         how = dict(axes=axes, calls=arguments.calls, rounds=arguments.rounds)
-        found = report.facts[str(axes)] = process.fresh("overhead:measure", **how)
+        figures = report.facts[str(axes)] = process.fresh("overhead:measure", **how)
         for kind in KINDS:
-            _add_rows(report, found, kind, axes)
+            _add_rows(report, figures, kind, axes)
     report.notes.append(
         "CPU time by call of DTensor.redistribute, autograd off; mean: geometric, over the pairs of a mesh"
     )
@@ -54,7 +54,7 @@ def patterns(axes: int) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     def turning(*codes: str) -> tuple[str, ...]:
         return tuple(codes[axis % len(codes)] for axis in range(axes))
 
-    found = [
+    pairs = [
         (turning("S0"), turning("R")),
         (turning("R"), turning("S0")),
         (turning("S0"), turning("S1")),
@@ -62,8 +62,8 @@ def patterns(axes: int) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         (turning("P"), turning("S0")),
     ]
     if axes > 1:
-        found += [(turning("S0", "S1"), turning("S1", "S0")), (turning("P", "S0"), turning("R", "S1"))]
-    return found
+        pairs += [(turning("S0", "S1"), turning("S1", "S0")), (turning("P", "S0"), turning("R", "S1"))]
+    return pairs
 
 
 # --- in a process of its own

@@ -62,11 +62,11 @@ class _Rank:
 
         store = dist.TCPStore("localhost", port, is_master=False)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=size)
-        found = _call(function, self.rank, **arguments)
+        answer = _call(function, self.rank, **arguments)
         if dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()
-        return found
+        return answer
 
 
 if __name__ == "__main__":

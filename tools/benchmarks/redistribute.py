@@ -49,13 +49,11 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     for size in arguments.sizes:
         pairs.shape_of(size)
     print(f"redistribute: {len(chosen)} pairs, {len(arguments.sizes)} sizes, {ranks} gloo ranks", file=sys.stderr)
-    how = dict(rounds=arguments.rounds, batches=arguments.batches)
-    found = report.facts["pairs"] = process.ranks(
-        "redistribute:measure", ranks, sizes=arguments.sizes, which=which, **how
-    )
+    how = dict(sizes=arguments.sizes, which=which, rounds=arguments.rounds, batches=arguments.batches)
+    rows = report.facts["pairs"] = process.ranks("redistribute:measure", ranks, **how)
     for size in arguments.sizes:
-        _add_rows(report, [one for one in found if one["bytes"] == size], size)
-    _add_counts(report, found)
+        _add_rows(report, [one for one in rows if one["bytes"] == size], size)
+    _add_counts(report, rows)
     report.notes.append("time: from barrier to barrier on rank 0, by call, best batch; mean: geometric")
 
 
@@ -63,21 +61,21 @@ def choose(ranks: int, count: int | None, only: str, random: int, seed: int) -> 
     """The pairs to measure: the same on every rank."""
     from . import pairs
 
-    found = pairs.random_moves(random, seed, ranks) if random else pairs.fixed(ranks)
-    return [pair for pair in found if only in str(pair)][:count]
+    known = pairs.random_moves(random, seed, ranks) if random else pairs.fixed(ranks)
+    return [pair for pair in known if only in str(pair)][:count]
 
 
-def _add_rows(report: Report, found: list[dict[str, Any]], size: int) -> None:
+def _add_rows(report: Report, rows: list[dict[str, Any]], size: int) -> None:
     where = {"bytes": size}
     for kind in (MOVES, REDUCTIONS):
-        times = [one["seconds"] for one in found if one["move"] == (kind == MOVES)]
+        times = [one["seconds"] for one in rows if one["move"] == (kind == MOVES)]
         if times:
             means = (clock.geometric_mean(one[side] for one in times) for side in SIDES)
             report.rows.append(Row(f"{kind}, mean of {len(times)}", "s", *means, where))
             if kind == MOVES and size in HELD:
                 gain = report.rows[-1].gain or 0
                 report.targets.append(Target(f"{size // MB} MB, {kind}, times faster", gain, 2, gain=True))
-    slowest = max(found, key=lambda one: one["seconds"][OVERLAY] / one["seconds"][STOCK])
+    slowest = max(rows, key=lambda one: one["seconds"][OVERLAY] / one["seconds"][STOCK])
     seconds = slowest["seconds"]
     report.rows.append(Row("worst pair", "s", seconds[STOCK], seconds[OVERLAY], where))
     report.notes.append(f"worst at {shown(size, 'B')}: {slowest['pair']}")
@@ -88,15 +86,15 @@ def _add_rows(report: Report, found: list[dict[str, Any]], size: int) -> None:
         )
 
 
-def _add_counts(report: Report, found: list[dict[str, Any]]) -> None:
+def _add_counts(report: Report, rows: list[dict[str, Any]]) -> None:
     """Collectives that a rank ran, each pair once at each size, and how many results were wrong on any rank."""
     for kind in (MOVES, REDUCTIONS):
-        some = [one for one in found if one["move"] == (kind == MOVES)]
+        some = [one for one in rows if one["move"] == (kind == MOVES)]
         counts = (sum(one["collectives"][side] for one in some) for side in SIDES)
         if some:
             report.rows.append(Row(f"collectives of {len(some)} {kind}", "", *counts))
-    wrong = {side: [one for one in found if one["wrong"][side]] for side in SIDES}
-    report.rows.append(Row(f"wrong results of {len(found)}", "", *(len(wrong[side]) for side in SIDES)))
+    wrong = {side: [one for one in rows if one["wrong"][side]] for side in SIDES}
+    report.rows.append(Row(f"wrong results of {len(rows)}", "", *(len(wrong[side]) for side in SIDES)))
     report.targets.append(Target("wrong results, overlay", len(wrong[OVERLAY]), 0))
     for side in SIDES:
         report.notes += [f"{side}: wrong at {one['bytes']:,} bytes: {one['pair']}" for one in wrong[side]]
@@ -117,11 +115,11 @@ def measure(rank: int, sizes: list[int], which: dict[str, Any], rounds: int, bat
     for side in SIDES:
         with on(side):
             meshes[side] = {sizes: pairs.flattened_mesh(sizes) for sizes in dict.fromkeys(p.sizes for p in chosen)}
-    found = []
+    rows = []
     with torch.no_grad():
         for size_in_bytes in sizes:
-            found += one_size(chosen, meshes, size_in_bytes, rounds, batches)
-    return found
+            rows += one_size(chosen, meshes, size_in_bytes, rounds, batches)
+    return rows
 
 
 def one_size(chosen: list, meshes: dict, size: int, rounds: int, batches: int) -> list[dict[str, Any]]:

@@ -26,16 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
     print(f"relay: {arguments.tensors} tensors of 4 MB, 8 gloo ranks", file=sys.stderr)
-    found = process.ranks("relay:measure", 8, tensors=arguments.tensors, rounds=arguments.rounds)
-    for what in ("wall", "cpu"):
-        report.rows.append(Row(what, "s", found[DIRECT][what], found[RELAY][what]))
-    for what in ("out of the trainers", "out of the busiest rank"):
-        report.rows.append(Row(what, "B", found[DIRECT][what], found[RELAY][what]))
-    report.facts["relay"] = found
+    figures = process.ranks("relay:measure", 8, tensors=arguments.tensors, rounds=arguments.rounds)
+    for name in ("wall", "cpu"):
+        report.rows.append(Row(name, "s", figures[DIRECT][name], figures[RELAY][name]))
+    for name in ("out of the trainers", "out of the busiest rank"):
+        report.rows.append(Row(name, "B", figures[DIRECT][name], figures[RELAY][name]))
+    report.facts["relay"] = figures
     report.notes.append("stock is a Transfer without relay; the least of all turns")
-    report.targets.append(Target("wrong results", found["wrong"], 0))
-    report.targets.append(Target("wall", found[RELAY]["wall"] / found[DIRECT]["wall"], 1.0))
-    report.targets.append(Target("bytes out of the trainers", found[RELAY]["out of the trainers"] / found["size"], 1.0))
+    report.targets.append(Target("wrong results", figures["wrong"], 0))
+    report.targets.append(Target("wall", figures[RELAY]["wall"] / figures[DIRECT]["wall"], 1.0))
+    out = figures[RELAY]["out of the trainers"] / figures["size"]
+    report.targets.append(Target("bytes out of the trainers", out, 1.0))
 
 
 # --- on every rank
@@ -54,16 +55,16 @@ def measure(rank: int, tensors: int, rounds: int) -> dict[str, Any]:
     source = [distribute_tensor(each, train, [Shard(0)], src_data_rank=None) for each in whole]
     targets = [[torch.zeros_like(each) for each in whole] for _ in range(2)]
     trains = rank < TRAINERS
-    ways, found = (DIRECT, RELAY), dict[str, Any](size=whole.nbytes, wrong=0)
+    ways, figures = (DIRECT, RELAY), dict[str, Any](size=whole.nbytes, wrong=0)
     syncs = {}
     for way, target in zip(ways, targets):
         given = (source, None) if trains else (None, target)
         syncs[way] = sync = torch_overlay.Transfer(*given, keep=True, relay=way == RELAY)
         sync.run()
         out = [sync.traffic[each][0] for each in range(dist.get_world_size())]
-        found[way] = {"out of the trainers": sum(out[:TRAINERS]), "out of the busiest rank": max(out)}
+        figures[way] = {"out of the trainers": sum(out[:TRAINERS]), "out of the busiest rank": max(out)}
         wrong = 0 if trains else sum([not torch.equal(one, other) for one, other in zip(target, whole)])
-        found["wrong"] += int(summed(wrong))
+        figures["wrong"] += int(summed(wrong))
     for way, turns in in_turns(lambda way: seconds_of_all_ranks(syncs[way].run), rounds, ways).items():
-        found[way] |= {clock: min(each[clock] for each in turns) for clock in ("wall", "cpu")}
-    return found
+        figures[way] |= {clock: min(each[clock] for each in turns) for clock in ("wall", "cpu")}
+    return figures

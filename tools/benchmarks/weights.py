@@ -35,27 +35,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, report: Report) -> None:
     print(f"weights: {arguments.layers} layers of width {arguments.width}, 8 gloo ranks", file=sys.stderr)
     given = {"layers": arguments.layers, "width": arguments.width, "rounds": arguments.rounds}
-    found = process.ranks("weights:measure", 8, **given)
-    for what, unit in (("wall", "s"), ("cpu", "s"), ("collectives", "")):
+    figures = process.ranks("weights:measure", 8, **given)
+    for name, unit in (("wall", "s"), ("cpu", "s"), ("collectives", "")):
         for way in WAYS[:-1]:
-            report.rows.append(Row(what, unit, found[way][what], found[OURS][what], {"way": way}))
-    report.facts["weights"] = found
-    report.notes.append(f"{found['tensors']} tensors of {found['bytes'] / 1e6:.0f} MB; stock is the other way")
-    report.targets.append(Target("wrong results", found["wrong"], 0))
+            report.rows.append(Row(name, unit, figures[way][name], figures[OURS][name], {"way": way}))
+    report.facts["weights"] = figures
+    report.notes.append(f"{figures['tensors']} tensors of {figures['bytes'] / 1e6:.0f} MB; stock is the other way")
+    report.targets.append(Target("wrong results", figures["wrong"], 0))
     for way in BY_HAND:
-        report.targets.append(Target(f"wall of {way}", found[way]["wall"] / found[OURS]["wall"], 1, gain=True))
+        report.targets.append(Target(f"wall of {way}", figures[way]["wall"] / figures[OURS]["wall"], 1, gain=True))
 
 
 def shapes(layers: int, width: int) -> dict[str, tuple[tuple[int, ...], int | None]]:
     """Of each weight its shape and the dim that tensor parallelism cuts."""
-    found: dict[str, tuple[tuple[int, ...], int | None]] = {"embed": ((8 * width, width), 0), "norm": ((width,), None)}
+    cuts: dict[str, tuple[tuple[int, ...], int | None]] = {"embed": ((8 * width, width), 0), "norm": ((width,), None)}
     for layer in range(layers):
         for name in "qkv":
-            found[f"{layer}.{name}"] = (width, width), 0
-        found |= {f"{layer}.o": ((width, width), 1), f"{layer}.down": ((width, 2 * width), 1)}
-        found |= {f"{layer}.{name}": ((2 * width, width), 0) for name in ("gate", "up")}
-        found |= {f"{layer}.norm{number}": ((width,), None) for number in (1, 2)}
-    return found
+            cuts[f"{layer}.{name}"] = (width, width), 0
+        cuts |= {f"{layer}.o": ((width, width), 1), f"{layer}.down": ((width, 2 * width), 1)}
+        cuts |= {f"{layer}.{name}": ((2 * width, width), 0) for name in ("gate", "up")}
+        cuts |= {f"{layer}.norm{number}": ((width,), None) for number in (1, 2)}
+    return cuts
 
 
 # --- on every rank
@@ -94,7 +94,7 @@ def _measured(
 
     sends = rank in TRAIN
     ways = _ways(rank, whole, source, target)
-    found: dict[str, Any] = {"tensors": len(whole), "bytes": sum(t.nbytes for t in whole.values()), "wrong": 0}
+    figures: dict[str, Any] = {"tensors": len(whole), "bytes": sum(t.nbytes for t in whole.values()), "wrong": 0}
     for way, call in ways.items():
         for each in target.values() if way != BARE else ():
             each.to_local().zero_()
@@ -103,12 +103,12 @@ def _measured(
         wrong = (
             0 if sends or way == BARE else sum(not _is_right(each, whole[name], rank) for name, each in target.items())
         )
-        found["wrong"] += int(summed(wrong))
-        found[way] = {"collectives": counted.get_total_counts()}
+        figures["wrong"] += int(summed(wrong))
+        figures[way] = {"collectives": counted.get_total_counts()}
     timed = in_turns(lambda way: seconds_of_all_ranks(ways[way]), rounds, ways, warm_up=False)  # counting warmed up
     for way, turns in timed.items():
-        found[way] |= {clock: min(turn[clock] for turn in turns) for clock in ("wall", "cpu")}
-    return found
+        figures[way] |= {clock: min(turn[clock] for turn in turns) for clock in ("wall", "cpu")}
+    return figures
 
 
 def _ways(

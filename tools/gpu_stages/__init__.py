@@ -77,9 +77,9 @@ def asked(
     where = f"{'stock' if stock else 'overlay'} on {backend}" + (", bound to its device" if bound else "")
     ranks = Ranks(RANKS, stock, run.seconds, **run.world(backend, bound))
     for check in checks:
-        found: Found = {"check": check.name, "where": where}
+        answer: Found = {"check": check.name, "where": where}
         if check.needs_gpu and run.dry:
-            yield found | {"outcome": NO_GPU}
+            yield answer | {"outcome": NO_GPU}
             continue
         begun = time.monotonic()
         try:
@@ -91,7 +91,7 @@ def asked(
             ranks.stop(kill=True)
         if stock and outcome in BAD:
             outcome = f"{outcome} on stock"
-        yield found | {"outcome": outcome, "seconds": round(time.monotonic() - begun, 2)} | _said(more)
+        yield answer | {"outcome": outcome, "seconds": round(time.monotonic() - begun, 2)} | _said(more)
     ranks.stop()
 
 
@@ -101,5 +101,5 @@ def _said(more: Any) -> Found:
     return {"text": more} if more else {}
 
 
-def figures(found: Sequence[Found]) -> list[Any]:
-    return [one.get("figures") for one in found]
+def figures(answers: Sequence[Found]) -> list[Any]:
+    return [one.get("figures") for one in answers]

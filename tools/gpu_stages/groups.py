@@ -27,11 +27,11 @@ def nccl_smoke(run: Run) -> Iterator[Found]:
         yield {"check": "settings", "outcome": NO_GPU}
     for settings in () if run.dry else SETTINGS if run.ranks_per_gpu > 1 else ({},):
         os.environ.update(settings)
-        (found,) = asked(run._replace(seconds=30.0), [Check(collectives)], "nccl")
-        if found["outcome"] == "right":
-            yield found | {"settings": settings}
+        (answer,) = asked(run._replace(seconds=30.0), [Check(collectives)], "nccl")
+        if answer["outcome"] == "right":
+            yield answer | {"settings": settings}
             break
-        yield found | {"outcome": "tried", "tried": settings, "came": found["outcome"]}
+        yield answer | {"outcome": "tried", "tried": settings, "came": answer["outcome"]}
         for name in settings:
             del os.environ[name]
     else:
@@ -55,10 +55,10 @@ def communicators(run: Run) -> Iterator[Found]:
     """Memory of the groups of a mesh with three sets of names, as the driver counts it for all ranks, by side."""
     for bound in (False, True)[: 1 if run.dry else 2]:
         sides = (True, False)
-        found = [next(asked(run, [Check(memory_of_groups)], run.best, stock=stock, bound=bound)) for stock in sides]
-        yield from found
-        if all(figures(found)):
-            both = dict(zip(("stock", "overlay"), figures(found)))
+        answers = [next(asked(run, [Check(memory_of_groups)], run.best, stock=stock, bound=bound)) for stock in sides]
+        yield from answers
+        if all(figures(answers)):
+            both = dict(zip(("stock", "overlay"), figures(answers)))
             yield {"check": "memory of groups, both sides", "outcome": "right", "figures": both}
 
 
@@ -79,15 +79,15 @@ def collectives(mesh: Any, rank: int) -> dict[str, Any] | str:
     dist.reduce_scatter_tensor(part, torch.ones(4 * size, device=device))
     whole = torch.empty(8, device=device)
     dist.all_gather_into_tensor(whole, torch.full((4,), float(rank), device=device), group=mesh.get_group(1))
-    found = total[0].item(), got.tolist(), part[0].item(), whole[::4].tolist()
+    results = total[0].item(), got.tolist(), part[0].item(), whole[::4].tolist()
     wanted = (
         size * (size - 1) / 2,
         [10 * other + rank for other in range(size)],
         size,
         [rank // 2 * 2, rank // 2 * 2 + 1],
     )
-    if found != wanted:
-        return f"{found} instead of {wanted}"
+    if results != wanted:
+        return f"{results} instead of {wanted}"
     with open("/proc/self/maps") as file:
         loaded = {line.split()[-1].rpartition("/")[2] for line in file if "libnccl" in line}
     return {"loaded": sorted(loaded), "nccl": _nccl() if device == "cuda" else None}
@@ -112,9 +112,9 @@ def asynchronous(mesh: Any, rank: int) -> str | None:
         source = pairs.source_tensor(pair, mesh, (64, 32))
         result = source.redistribute(mesh, pairs.placements(pair.target), async_op=True)
         del source
-        found = torch.add(result.to_local(), 1)
+        got = torch.add(result.to_local(), 1)
         wanted = pairs.local_target(pair, tuple(mesh.get_coordinate()), (64, 32)) + 1
-        wrong += [str(pair)] * (not found.cpu().equal(wanted))
+        wrong += [str(pair)] * (not got.cpu().equal(wanted))
     return "; ".join(wrong) or None
 
 

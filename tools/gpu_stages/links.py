@@ -20,9 +20,9 @@ def links(run: Run) -> Iterator[Found]:
     sizes = (1 << 22,) if run.dry else (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
     rounds, parameter = (1, 1 << 12) if run.dry else (3, 1 << 20)
     checks = [Check(moves, (sizes,)), Check(overlap, (sizes[-1], rounds)), Check(trees, (parameter, rounds))]
-    for found in asked(run._replace(seconds=90.0), checks, run.best, stock=True):
+    for answer in asked(run._replace(seconds=90.0), checks, run.best, stock=True):
         # The world is stock's, and the overlay is on in every second turn: what fails is no fault of stock alone.
-        yield found | {"where": f"both sides on {run.best}", "outcome": found["outcome"].removesuffix(" on stock")}
+        yield answer | {"where": f"both sides on {run.best}", "outcome": answer["outcome"].removesuffix(" on stock")}
 
 
 def now(device: str) -> float:

@@ -32,12 +32,12 @@ def peaks(mesh: Any, rank: int, shape: tuple[int, int]) -> dict[str, int]:
     import torch
 
     flat = pairs.flattened_mesh((2, 2), mesh.device_type)
-    found = {}
+    by_pair = {}
     for pair in pairs.fewer(RANKS):
         source, target = pairs.source_tensor(pair, flat, shape), pairs.placements(pair.target)
         with torch.no_grad():
-            found[str(pair)] = peak(functools.partial(source.redistribute, flat, target), mesh.device_type)
-    return found
+            by_pair[str(pair)] = peak(functools.partial(source.redistribute, flat, target), mesh.device_type)
+    return by_pair
 
 
 def peak(call: Callable[[], Any], device: str) -> int:

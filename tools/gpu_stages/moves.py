@@ -27,10 +27,10 @@ def fuzz(run: Run, backend: str = "gloo") -> Iterator[Found]:
     """Random cases on both sides: none wrong and none hung, and none that raises if none does on stock."""
     limits = (6, 15.0) if run.dry else (400, 60.0)
     world = run.world(backend)
-    found = search(RANKS, limits[0], 7, limits[1], not run.dry, run.seconds, alone=True, **world)
-    ours, stock = found["overlay"], found.get("stock", {})
+    counts = search(RANKS, limits[0], 7, limits[1], not run.dry, run.seconds, alone=True, **world)
+    ours, stock = counts["overlay"], counts.get("stock", {})
     bad = ours.get("wrong", 0) + ours.get("hung", 0) + max(ours.get("raised", 0) - stock.get("raised", 0), 0)
-    yield {"check": f"random cases on {backend}", "outcome": "wrong" if bad else "right", "figures": found}
+    yield {"check": f"random cases on {backend}", "outcome": "wrong" if bad else "right", "figures": counts}
 
 
 def nccl_fuzz(run: Run) -> Iterator[Found]:
@@ -64,8 +64,8 @@ def pairs_on_a_mesh(mesh: Any, rank: int) -> str | None:
 def status(mesh: Any, rank: int) -> dict[str, Any] | str:
     import torch_overlay
 
-    found = torch_overlay.status()
-    return {"status": str(found).splitlines()} if found.enabled else "the overlay is off"
+    said = torch_overlay.status()
+    return {"status": str(said).splitlines()} if said.enabled else "the overlay is off"
 
 
 def _function(mesh: Any, source: Any, target: Any) -> Any:
@@ -100,8 +100,8 @@ def async_tensor_parallelism(mesh: Any, rank: int) -> str | None:
     import test_async_tp
 
     wanted = {"fused_all_gather_matmul": 1, "fused_matmul_reduce_scatter": 1}
-    found = test_async_tp.trained(mesh["b"], 0, 2)
-    return None if found == [wanted, wanted] else f"{found}"
+    fused = test_async_tp.trained(mesh["b"], 0, 2)
+    return None if fused == [wanted, wanted] else f"{fused}"
 
 
 def cuda_graph(mesh: Any, rank: int) -> str | None:

@@ -162,10 +162,10 @@ def pending_sums(mesh: Any, rank: int) -> str | None:
     source, wanted = _cut(whole, mesh, "P S0"), _cut(whole, mesh, "S1 R")
     source.to_local().copy_(_cut(whole, mesh, "R S0").to_local())
     tree = {"w": source, "moved": _cut(whole, mesh, "S0 S1")}
-    found = torch_overlay.redistribute(tree, placements=wanted.placements, budget=30_000)
-    if not _same(found["moved"].to_local(), wanted.to_local()):
+    moved = torch_overlay.redistribute(tree, placements=wanted.placements, budget=30_000)
+    if not _same(moved["moved"].to_local(), wanted.to_local()):
         return "other values"
-    return None if _same(found["w"].to_local(), _cut(whole * 2, mesh, "S1 R").to_local()) else "other sums"
+    return None if _same(moved["w"].to_local(), _cut(whole * 2, mesh, "S1 R").to_local()) else "other sums"
 
 
 def wrong_on_one_rank(mesh: Any, rank: int) -> str | None:
@@ -208,9 +208,9 @@ def on_a_stream(mesh: Any, rank: int) -> str | None:
     """Under a stream of its own, whose end alone is waited for."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        found = _moved(mesh, "float32", budget=400_000)
+        problem = _moved(mesh, "float32", budget=400_000)
     stream.synchronize()
-    return found
+    return problem
 
 
 def part_of_the_mesh(mesh: Any, rank: int) -> str | None:

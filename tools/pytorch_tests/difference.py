@@ -119,16 +119,16 @@ def judge(differences: Sequence[Difference], entries: Iterable[Expected], whole:
     explained: dict[str, Expected] = {}
     stale = []
     for entry in entries:
-        ran = [found for found in differences if entry.matches(found.name)]
-        hits = [found for found in ran if found.verdict is entry.verdict]
-        explained |= {found.name: entry for found in hits}
+        ran = [case for case in differences if entry.matches(case.name)]
+        hits = [case for case in ran if case.verdict is entry.verdict]
+        explained |= {case.name: entry for case in hits}
         if hits:
             continue
-        judged = [found for found in ran if not found.skipped_on_both]
+        judged = [case for case in ran if not case.skipped_on_both]
         if judged:
-            now = ", ".join(sorted({found.verdict.value for found in judged}))
+            now = ", ".join(sorted({case.verdict.value for case in judged}))
             stale.append((entry, f"isn't {entry.verdict.value} any more, but {now}"))
         elif not ran and entry.pattern.partition("::")[0] in whole:
             stale.append((entry, "matches no test case of its file any more"))
-    losses = tuple(found for found in differences if found.is_loss and found.name not in explained)
+    losses = tuple(case for case in differences if case.is_loss and case.name not in explained)
     return Judgement(losses, explained, tuple(stale))

@@ -66,7 +66,7 @@ def resolve(wanted: Sequence[str], checkout: str | None) -> tuple[list[File], li
         raise ValueError(f"{checkout} has no folder test: --pytorch names a checkout of PyTorch")
     if home is None and not wanted:
         raise ValueError(f"name test files, or --pytorch PATH and sets of them: {', '.join(SETS)}")
-    found: dict[pathlib.Path, File] = {}
+    chosen: dict[pathlib.Path, File] = {}
     missing = []
     for name in wanted or list(SETS):
         if name in SETS and home is not None:
@@ -74,8 +74,8 @@ def resolve(wanted: Sequence[str], checkout: str | None) -> tuple[list[File], li
             files = [file_at(home / path) for path in SETS[name] if (home / path).is_file()]
         else:
             files = [file_at(_path(name, home))]
-        found |= {file.path: file for file in files}
-    return list(found.values()), missing
+        chosen |= {file.path: file for file in files}
+    return list(chosen.values()), missing
 
 
 def _path(name: str, home: pathlib.Path | None) -> pathlib.Path:

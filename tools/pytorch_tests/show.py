@@ -29,10 +29,10 @@ def table(differences: Sequence[Difference], results: Mapping[tuple[str, str], R
     return aligned(rows, right=range(1, len(rows[0])))
 
 
-def differences(found: Sequence[Difference], judgement: Judgement) -> Iterator[str]:
+def differences(cases: Sequence[Difference], judgement: Judgement) -> Iterator[str]:
     """Each case that differs, with how it ended on both sides and why."""
     for verdict in (Verdict.FIXED, Verdict.SKIPPED, Verdict.BROKEN):
-        some = [difference for difference in found if difference.verdict is verdict]
+        some = [difference for difference in cases if difference.verdict is verdict]
         yield from [f"\n{verdict.value}"] if some else []
         for difference in some:
             ends = [case.outcome if case else "not there" for case in (difference.stock, difference.other)]

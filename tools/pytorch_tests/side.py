@@ -46,9 +46,9 @@ STOCK = Side("stock")
 def overlay() -> Side:
     """Torch under the overlay that this tool lies beside, with the options of the caller's environment."""
     options = {name: value for name, value in os.environ.items() if name.startswith(choices.PREFIX)}
-    found = run.environment({}, options)
-    path = found.pop("PYTHONPATH").split(os.pathsep)
-    return Side("overlay", tuple(found.items()), tuple(path))
+    variables = run.environment({}, options)
+    path = variables.pop("PYTHONPATH").split(os.pathsep)
+    return Side("overlay", tuple(variables.items()), tuple(path))
 
 
 def patched(folder: str) -> Side:

@@ -31,13 +31,13 @@ class PatchMessage:
 
 def read_series(folder: pathlib.Path = PATCHES) -> list[PatchMessage]:
     """The patches in their order. Raises StackError for a file that lacks what a patch needs."""
-    found, stack = [], ""
+    messages, stack = [], ""
     for line in (folder / "series").read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             stack = line.strip("[] ")
         elif line.strip() and line[0] != "#":
-            found.append(read_message(folder / f"{line.strip()}.md", stack))
-    return found
+            messages.append(read_message(folder / f"{line.strip()}.md", stack))
+    return messages
 
 
 def read_message(path: pathlib.Path, stack: str = "") -> PatchMessage:

@@ -94,15 +94,15 @@ def own_tests(message: PatchMessage) -> Iterable[tuple[str, str]]:
 
 
 def _tests(message: PatchMessage, now: dict[str, str], torchs: Callable[[str], str | None]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for path, text in own_tests(message):
-        found[path] = joined(path, found.get(path) or now.get(path) or torchs(path), text)
+        files[path] = joined(path, files.get(path) or now.get(path) or torchs(path), text)
     home = PATCHES / "insert" / message.name
     for marks in sorted(home.glob("test/**/*.py")):
         path = marks.relative_to(home).as_posix()
         if text := torchs(path):  # a copy of an installed torch has none
-            found[path] = decorated(path, found.get(path) or now.get(path) or text, marks.read_text("utf-8"))
-    return found
+            files[path] = decorated(path, files.get(path) or now.get(path) or text, marks.read_text("utf-8"))
+    return files
 
 
 def _check(tree: Tree, messages: Sequence[PatchMessage]) -> None:
@@ -141,8 +141,8 @@ def _added(target: str) -> Patch | None:
 
 
 def new_files(ours: pathlib.Path = OURS) -> set[str]:
-    found = {path.relative_to(ours).as_posix() for path in ours.rglob("*.py")}
-    return found - {*CHANGED, *STAYS, f"{SEAM}.py"}
+    files = {path.relative_to(ours).as_posix() for path in ours.rglob("*.py")}
+    return files - {*CHANGED, *STAYS, f"{SEAM}.py"}
 
 
 def missing_files(messages: Iterable[PatchMessage], ours: pathlib.Path = OURS) -> set[str]:

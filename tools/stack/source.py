@@ -123,8 +123,8 @@ def find(tree: ast.AST, place: Sequence[str]) -> ast.AST | None:
     """The definition at this place, ``("DeviceMesh", "__init__")``; None if there is none."""
     if not place:
         return tree
-    found = (s for statements in inside(tree) for s in statements if bound(s) == {place[0]})
-    return next((inner for one in found if (inner := find(one, place[1:]))), None)
+    definitions = (s for statements in inside(tree) for s in statements if bound(s) == {place[0]})
+    return next((inner for one in definitions if (inner := find(one, place[1:]))), None)
 
 
 @dataclass(frozen=True)

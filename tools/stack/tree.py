@@ -45,13 +45,13 @@ class Tree:
     def release(self) -> versions.Release:
         """What the tree says that it is. Raises StackError if nothing says it."""
         for name, pattern in (("torch/version.py", r"__version__ = '([^']+)'"), ("version.txt", r"(\S+)")):
-            found = re.search(pattern, self.read(name)) if self.exists(name) else None
-            if found and (release := versions.parse(found[1])).number < OLDEST:
+            match = re.search(pattern, self.read(name)) if self.exists(name) else None
+            if match and (release := versions.parse(match[1])).number < OLDEST:
                 raise StackError(
                     f"{self.root} is torch {release.text}. The stack is for 2.13 and later: before, layouts are built "
                     "otherwise, and upstream takes no changes there."
                 )
-            if found:
+            if match:
                 return release
         raise StackError(f"{self.root} has neither torch/version.py nor version.txt, so its release isn't known")
 
@@ -84,11 +84,11 @@ class Tree:
                 if "<" not in row.releases and self._defines(row)
                 else None
             )
-        found = self._source(row, path).fingerprint(row.qualname)
-        if found is None:
+        fingerprint = self._source(row, path).fingerprint(row.qualname)
+        if fingerprint is None:
             return f"{path} defines no {row.qualname}"
         known = {modules.get(row.module, {}).get(row.qualname) for modules in versions.fingerprints().values()}
-        if found not in known:
+        if fingerprint not in known:
             return f"{path} defines {row.qualname} with another body than any release that the stack was written for"
         return None
 
@@ -98,8 +98,8 @@ class Tree:
 
     def _defines(self, row: Patch) -> bool:
         source = self._source(row, f"{row.module.replace('.', '/')}.py")
-        found = recognise.definitions(source.tree, row.qualname) if source.tree else ()
-        return any(isinstance(one, ast.FunctionDef) for one in found)  # what a class only declares isn't there yet
+        nodes = recognise.definitions(source.tree, row.qualname) if source.tree else ()
+        return any(isinstance(one, ast.FunctionDef) for one in nodes)  # what a class only declares isn't there yet
 
     def _source(self, row: Patch, path: str) -> recognise.Source:
         return _source_of(row.module, path, self._bytes(path))

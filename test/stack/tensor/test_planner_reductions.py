@@ -35,9 +35,9 @@ class TestScatters(TestCase):
         for source, target in pairs((*MOVED, "sum")):
             asked = scatters(source, target, shape)
             for narrow in asked.narrowed() if asked.axes else ():
-                found = [*asked.cuts(narrow)]
-                self.assertEqual(len({*found}), len(found))
-                for cut in found:
+                cuts = [*asked.cuts(narrow)]
+                self.assertEqual(len({*cuts}), len(cuts))
+                for cut in cuts:
                     self.assertLessEqual(asked.axes, cut.sharded)
                     self.assertEqual(cut.pending & asked.axes, set())
 
@@ -142,8 +142,8 @@ class TestReductions(TestCase):
         ],
     )
     def test_the_busiest_rank_gets_the_fewest_bytes(self, source, target, length, groups, steps) -> None:
-        found = grouped(source, target, (length, length), groups).best()
-        self.assertEqual([(type(step), 4 * arriving(step)) for step in found], steps)
+        plan = grouped(source, target, (length, length), groups).best()
+        self.assertEqual([(type(step), 4 * arriving(step)) for step in plan], steps)
 
 
 instantiate_parametrized_tests(TestReductions)

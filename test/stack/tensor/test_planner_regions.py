@@ -71,12 +71,12 @@ instantiate_parametrized_tests(TestOrders)
 class TestParts(TestCase):
     def test_parts_make_up_a_piece(self) -> None:
         for length, rounds in (((8, 3), 4), ((2, 9), 4), ((3, 1), 8), ((0, 5), 2)):
-            found = [
+            places = [
                 place
                 for box in cut_into_rounds(length, rounds)
                 for place in itertools.product(*[range(at, at + n) for at, n in zip(box.start, box.length)])
             ]
-            self.assertEqual(sorted(found), list(itertools.product(*map(range, length))))
+            self.assertEqual(sorted(places), list(itertools.product(*map(range, length))))
 
 
 class TestRuns(TestCase):
@@ -101,10 +101,10 @@ class TestWhoHoldsABox(TestCase):
                 places = {cut_place(place, cut, ranges) for place in itertools.product(*ranges)}
                 held = {place: cut.box(place).meet(box) for place in places}
                 wanted = {place: part for place, part in held.items() if part.elements}
-                found = [(tuple(place), part) for place, part in cut.parts(box, ranges)]
-                self.assertEqual(dict(found), wanted, msg=f"{cut} {ranges}")
-                self.assertEqual(len(found), len(wanted))
-                self.assertEqual([part.start for _, part in found], sorted(part.start for _, part in found))
+                parts = [(tuple(place), part) for place, part in cut.parts(box, ranges)]
+                self.assertEqual(dict(parts), wanted, msg=f"{cut} {ranges}")
+                self.assertEqual(len(parts), len(wanted))
+                self.assertEqual([part.start for _, part in parts], sorted(part.start for _, part in parts))
         self.assertEqual(list(cut.parts(Box((0, 0), (0, 4)), ranges)), [])
 
 
