@@ -90,7 +90,6 @@ setup(
             "ghstack",
             "graphql-core",
             "ruff==0.17.6",
-            "pyrefly==1.4.1",
         ],
         "docs": ["sphinx>=8", "myst-parser>=4", "furo"],
         "titan": ["torchtitan==0.3.0; python_version >= '3.11'"],

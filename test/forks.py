@@ -4,11 +4,12 @@ A spawned rank imports torch by itself, which takes seconds of processor time; a
 has one such server, and whoever comes first starts it, so all ask here for what it imports.
 """
 
-import multiprocessing
+import multiprocessing.context
 import random
 import socket
 
-METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+from torch_overlay.testing import pool
+
 # Nothing of ours: the server doesn't have the path of the tests, and a torch with the overlay on would fork it on.
 PRELOADED = ["torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
 PRELOADED += ["torch._dynamo", "torch.testing._internal.common_distributed"]
@@ -23,10 +24,7 @@ PRELOADED += [
 
 def context() -> multiprocessing.context.BaseContext:
     """The context whose processes are forked from the server."""
-    found = multiprocessing.get_context(METHOD)
-    if METHOD == "forkserver":
-        found.set_forkserver_preload(PRELOADED)
-    return found
+    return pool.context(PRELOADED)
 
 
 def free_port() -> int:

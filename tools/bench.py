@@ -9,11 +9,9 @@
     python tools/bench.py relay                  each element leaves the trainers once: bytes, and time beside without
     python tools/bench.py hosts                  between hosts: weights beside a loop by hand, and redistributions
     python tools/bench.py checkpoint             a checkpoint into shards, beside DCP's reader and transformers
-    python tools/bench.py wire                   a Transfer beside a bare all-to-all of the same bytes
     python tools/bench.py full_state             a model's full state dict by an unmodified program, on stock and by run
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
     python tools/bench.py overhead               time per redistribute call where nothing moves
-    python tools/bench.py gpu                    on a host with several GPUs: groups, moves, overlap, fuzz, on NCCL
 
 Each prints a table with ratios; ``--json FILE`` keeps it. With ``--strict`` the exit status is 1
 if a target is missed.
@@ -33,22 +31,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 
 from benchmarks import report, table  # noqa: E402
 
-BENCHES = (
-    "mesh",
-    "groups",
-    "plans",
-    "redistribute",
-    "weights",
-    "changes",
-    "relay",
-    "hosts",
-    "checkpoint",
-    "wire",
-    "full_state",
-    "memory",
-    "overhead",
-    "gpu",
-)
+BENCHES = ("mesh", "groups", "plans", "redistribute", "weights", "changes", "relay", "hosts", "checkpoint")
+BENCHES += ("full_state", "memory", "overhead")
 
 
 def parse() -> argparse.Namespace:
@@ -67,12 +51,12 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     shown = {k: v for k, v in vars(arguments).items() if k not in ("bench", "json", "strict")}
-    found = report.Report(arguments.bench, importlib.metadata.version("torch"), arguments=shown)
-    importlib.import_module(f"benchmarks.{arguments.bench}").run(arguments, found)
-    table.print_report(found)
+    results = report.Report(arguments.bench, importlib.metadata.version("torch"), arguments=shown)
+    importlib.import_module(f"benchmarks.{arguments.bench}").run(arguments, results)
+    table.print_report(results)
     if arguments.json:
-        found.write(arguments.json)
-    return 1 if arguments.strict and not all(target.met for target in found.targets) else 0
+        results.write(arguments.json)
+    return 1 if arguments.strict and not all(target.met for target in results.targets) else 0
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ ALWAYS = ("torch.distributed.device_mesh", "torch.distributed.tensor._redistribu
 
 
 def installed() -> pathlib.Path:
-    """The torch package that this Python would import."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         sys.exit("fingerprint: this Python has no torch; name one with --torch DIR")
@@ -52,18 +51,18 @@ def path_of(torch: pathlib.Path, module: str) -> pathlib.Path:
 def read(torch: pathlib.Path, release: versions.Release) -> dict[str, dict[str, str]]:
     """{module: {"file": digest, target: fingerprint}} for every row of the series that is for this release."""
     patches = [p for p in series.PATCHES if p.qualname and release.in_range(p)]
-    found: dict[str, dict[str, str]] = {}
+    fingerprints: dict[str, dict[str, str]] = {}
     for module in sorted({*ALWAYS, *(p.module for p in patches)}):
         source = recognise.Source(module, str(path_of(torch, module)))
         if source.digest is None:
             sys.exit(f"fingerprint: torch {release.text} has no {source.path}; limit its rows' releases")
-        found[module] = {"file": source.digest}
+        fingerprints[module] = {"file": source.digest}
         for name in sorted({p.qualname for p in patches if p.module == module and p.kind is not Kind.ADD}):
             fingerprint = source.fingerprint(name)
             if fingerprint is None:
                 sys.exit(f"fingerprint: torch {release.text} defines no {module}:{name}; limit its row's releases")
-            found[module][name] = fingerprint
-    return found
+            fingerprints[module][name] = fingerprint
+    return fingerprints
 
 
 def render(table: dict[str, dict[str, dict[str, str]]]) -> str:

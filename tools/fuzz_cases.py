@@ -74,7 +74,6 @@ def _view(rng: random.Random, names: str) -> tuple[str, ...]:
 
 
 def random_case(rng: random.Random, mesh: MeshRecipe) -> Case:
-    """Any shape, placements, order, type and reduction on one mesh."""
     sizes = mesh.view_sizes
     shape = _shape(rng, sizes)
     ops = rng.choice([("sum",), ("sum",), ("sum", "avg"), (rng.choice(OPS),)])
@@ -114,7 +113,7 @@ def _dtype(rng: random.Random, ops: set[str]) -> str:
 def _consistent(case: Case) -> bool:
     """What torch takes: one kind of reduction, and before 2.14 no shard that becomes a term of a sum."""
     ops = [{p[1] for p in placements if p[0] == "P"} for placements in (case.source, case.target)]
-    if any(len(found) > 1 and found != {"sum", "avg"} for found in ops):
+    if any(len(kinds) > 1 and kinds != {"sum", "avg"} for kinds in ops):
         return False
     if len(set().union(*ops)) > 1 and set().union(*ops) & BITWISE.keys():
         return False  # no type takes part in both

@@ -118,7 +118,7 @@ def _cost(rng):
 
 def _consistent(case: Case) -> bool:
     ops = [{p[1] for p in placements if p[0] == "P"} for placements in (case.source, case.target)]
-    return all(len(found) < 2 or found == {"sum", "avg"} for found in ops)
+    return all(len(kinds) < 2 or kinds == {"sum", "avg"} for kinds in ops)
 
 
 def simulate(cases: int, seed: int) -> int:
@@ -133,18 +133,17 @@ def simulate(cases: int, seed: int) -> int:
             continue
         done += 1
         try:
-            found = case.problem()
-            outcome = "wrong" if found else "right"
+            problem = case.problem()
+            outcome = "wrong" if problem else "right"
         except NotPlanned as error:
-            outcome, found = "not ours", str(error)
+            outcome, problem = "not ours", str(error)
         except Exception:  # whatever it is, the case is worth printing
-            outcome, found = "raised", traceback.format_exc()
+            outcome, problem = "raised", traceback.format_exc()
         counts[outcome] += 1
         if outcome in ("wrong", "raised") and first is None:
             first = case
-            print(
-                f"{outcome}: {found}\nfrom twins_tensor import *\nfrom math import inf\n{case!r}.problem()", flush=True
-            )
+            print(f"{outcome}: {problem}\nfrom twins_tensor import *\nfrom math import inf", flush=True)
+            print(f"{case!r}.problem()", flush=True)
     seconds = time.perf_counter() - began
     print(f"{done} cases, seed {seed}: {', '.join(f'{n} {k}' for k, n in counts.items())}; {seconds:.1f} s")
     return counts["wrong"] + counts["raised"]
@@ -173,10 +172,10 @@ def main() -> int:
 
     world = dict(backend=args.backend, device=args.device, ranks_per_gpu=args.ranks_per_gpu)
     world |= dict(alone=args.alone, unplanned=args.unplanned)
-    found = run(args.ranks, args.cases, args.seed, args.seconds, args.stock, args.limit, **world)
+    counts = run(args.ranks, args.cases, args.seed, args.seconds, args.stock, args.limit, **world)
     if args.json:
-        pathlib.Path(args.json).write_text(json.dumps(found) + "\n")
-    return 1 if found["failures"] else 0
+        pathlib.Path(args.json).write_text(json.dumps(counts) + "\n")
+    return 1 if counts["failures"] else 0
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def fill(page: str, parts: dict[str, str]) -> str:
     >>> fill(page, {"x": "new"}).splitlines()[2:5]
     ['', 'new', '']
     """
-    return PART.sub(lambda found: f"{found[1]}\n{parts[found['name']]}\n\n{found[3]}", page)
+    return PART.sub(lambda match: f"{match[1]}\n{parts[match['name']]}\n\n{match[3]}", page)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -59,28 +59,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One quoted figure: stock's and the overlay's value, or how many times better the overlay is.
+    """One quoted figure: stock's and the overlay's value, or how many times better the overlay is."""
 
-    Attributes:
-        name: unique; its first word is the subject.
-        what: in words, with the conditions.
-        command: what measures it, in a clone: the arguments of Python, or a program of the shell. "" if that program
-            isn't in this repository.
-        machine: on which ranks and processors it was measured, or that it was counted.
-        stock: a count, or text with a unit; of a `Transfer`, what a loop over the tensors takes.
-        overlay: the same of the overlay.
-        ratio: how many times better, where only that is quoted; two numbers are a range.
-        note: what the overlay's value consists of.
-    """
-
-    name: str
-    what: str
+    name: str  # unique; its first word is the subject
+    what: str  # in words, with the conditions
+    # what measures it, in a clone: the arguments of Python, or a program of the shell. "" if that program isn't in
+    # this repository
     command: str
-    machine: str
-    stock: int | str | None = None
-    overlay: int | str | None = None
+    machine: str  # on which ranks and processors it was measured, or that it was counted
+    stock: int | str | None = None  # a count, or text with a unit; of a `Transfer`, what a loop over the tensors takes
+    overlay: int | str | None = None  # the same of the overlay
+    # how many times better, where only that is quoted; two numbers are a range
     ratio: float | list[float] | None = None
-    note: str = ""
+    note: str = ""  # what the overlay's value consists of
 
     @property
     def shell(self) -> str:
@@ -120,9 +111,9 @@ def _digits(ratio: float) -> str:
 
 def read() -> dict[str, Figure]:
     """All figures by name, in the order of the file."""
-    found = [Figure(**entry) for entry in json.loads(FILE.read_text(encoding="utf-8"))["figures"]]
-    assert len({figure.name for figure in found}) == len(found), "a figure's name stands twice in docs/figures.json"
-    return {figure.name: figure for figure in found}
+    figures = [Figure(**entry) for entry in json.loads(FILE.read_text(encoding="utf-8"))["figures"]]
+    assert len({figure.name for figure in figures}) == len(figures), "a figure's name stands twice in docs/figures.json"
+    return {figure.name: figure for figure in figures}
 
 
 def parts() -> dict[str, str]:
@@ -180,10 +171,10 @@ def link(ends: str) -> str:
 def retired() -> str:
     """The rows by the change that ends them and by their kind, in the order of the series."""
     rows, before = [], ""
-    for (change, kind), found in groupby(sorted(PATCHES, key=_order), key=lambda patch: (patch.ends, patch.kind)):
+    for (change, kind), patches in groupby(sorted(PATCHES, key=_order), key=lambda patch: (patch.ends, patch.kind)):
         ended = link(change) if change else "-"
         brings = BRINGS.get(change or "", _HOOKS) if ended != before else ""
-        rows.append([ended, kind.value, ", ".join(map(said, found)), brings])
+        rows.append([ended, kind.value, ", ".join(map(said, patches)), brings])
         before = ended
     return table(["ended by", "how", "rows of `series.py`", "when upstream has this"], rows)
 
@@ -224,12 +215,12 @@ def main() -> int:
     if given.list:
         print("\n".join(f"{one.name}: {one.what}; {one.machine}\n    {one.shell}" for one in read().values()))
         return 0
-    found = stale()
-    for path, text in found.items():
+    pages = stale()
+    for path, text in pages.items():
         print(f"{path.relative_to(ROOT)} {'is not up to date' if given.check else 'written'}")
         if not given.check:
             path.write_text(text, encoding="utf-8")
-    return 1 if given.check and found else 0
+    return 1 if given.check and pages else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What one machine with a GPU can show, in stages with a limit each, most valuable first; `tools/one_gpu.sh` calls it.
+"""What one machine with GPUs can show, in stages with a limit each, most valuable first; `tools/one_gpu.sh` calls it.
 
     tools/one_gpu.sh                      # 4 ranks on the GPUs that there are; all within 12 minutes
     tools/one_gpu.sh --only smoke,fuzz    # some of the stages
@@ -6,7 +6,7 @@
 
 Results come into one JSON file as they are found, `$OUT/one_gpu.json` or `one_gpu.json`, without names of hosts. Exit
 status 1 if a stage failed, was ended at its limit or wasn't reached, 2 if there is no GPU. docs/developers/gpu.md says
-what one GPU shows, and what it can't.
+what it shows on one GPU and on several.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 from gpu_stages import BAD, RANKS, Found, Run  # noqa: E402
 from gpu_stages.groups import nccl_groups, nccl_smoke  # noqa: E402
 from gpu_stages.isolation import isolation  # noqa: E402
+from gpu_stages.links import links  # noqa: E402
 from gpu_stages.memory import memory  # noqa: E402
-from gpu_stages.moves import compiled, fuzz, nccl_fuzz, smoke, times  # noqa: E402
+from gpu_stages.moves import compiled, fuzz, nccl_fuzz, smoke  # noqa: E402
 from gpu_stages.suites import suites  # noqa: E402
 from gpu_stages.training import train  # noqa: E402
 from gpu_stages.transfers import nccl_transfer, transfer  # noqa: E402
@@ -69,7 +70,7 @@ STAGES = (
     Stage("memory", 75, memory),
     Stage("compile", 90, compiled),
     Stage("train", 150, train),
-    Stage("times", 60, times),
+    Stage("links", 150, links),
     Stage("tuning", 60, tuning),
     Stage("suites", 240, suites),
 )
@@ -99,7 +100,7 @@ def main(words: list[str] | None = None, stages: Iterable[Stage] = STAGES) -> in
         if left <= 0:
             break
         _carry_out(stage, run, min(stage.limit, left), report)
-        settings = next((found["settings"] for found in report.checks(stage) if "settings" in found), None)
+        settings = next((check["settings"] for check in report.checks(stage) if "settings" in check), None)
         if settings is not None:
             os.environ.update(settings)
             run = run._replace(nccl=settings)
@@ -125,8 +126,8 @@ class Report:
         new.write_text(text + "\n", encoding="utf-8")
         new.replace(self.file)
 
-    def note(self, stage: Stage, **what: Any) -> None:
-        self.data["stages"][stage.name] |= what
+    def note(self, stage: Stage, **facts: Any) -> None:
+        self.data["stages"][stage.name] |= facts
         self.write()
 
     def checks(self, stage: Stage) -> list[Found]:
@@ -162,9 +163,9 @@ def _carry_out(stage: Stage, run: Run, limit: float, report: Report) -> None:
 def _outcome(checks: list[Found], status: int | None, is_over: bool, limit: float) -> str:
     if is_over:
         return f"ended at its limit of {limit:.0f} s"
-    if status or any(found["outcome"] in BAD for found in checks):
+    if status or any(check["outcome"] in BAD for check in checks):
         return "failed"
-    return "passed" if any(found["outcome"] == "right" for found in checks) else "skipped"
+    return "passed" if any(check["outcome"] == "right" for check in checks) else "skipped"
 
 
 def _read(file: pathlib.Path, stage: Stage, report: Report) -> None:
@@ -178,11 +179,11 @@ def _stage(stage: Stage, run: Run, file: str) -> None:
     """The process of a stage."""
     os.setsid()
     logging.disable(logging.WARNING)
-    with open(file, "a", encoding="utf-8") as found:
+    with open(file, "a", encoding="utf-8") as answers:
 
         def say(one: Found) -> None:
-            found.write(json.dumps(one) + "\n")
-            found.flush()
+            answers.write(json.dumps(one) + "\n")
+            answers.flush()
 
         try:
             for one in stage.function(run):
@@ -200,26 +201,29 @@ def _facts(dry: bool) -> dict[str, Any]:
         process.start()
         theirs.close()
         try:
-            found = ours.recv() if ours.poll(90) else None
+            facts = ours.recv() if ours.poll(90) else None
         except EOFError:
-            found = None
+            facts = None
         process.kill()
         process.join(10)
-        if found is not None or "CUDA_MPS_PIPE_DIRECTORY" not in os.environ:
+        if facts is not None or "CUDA_MPS_PIPE_DIRECTORY" not in os.environ:
             break
         _end_mps()
         del os.environ["CUDA_MPS_PIPE_DIRECTORY"]
-    found = found or {"devices": [], "torch": sys.modules["torch"].__version__}
-    return found | {"python": sys.version.split()[0], "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}
+    facts = facts or {"devices": [], "torch": sys.modules["torch"].__version__}
+    return facts | {"python": sys.version.split()[0], "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}
 
 
 def _ask(pipe: Any, dry: bool) -> None:
+    """In a process that ends, for looking at CUDA forbids a fork."""
     import torch
-    from benchmarks.gpu_ranks import devices
 
+    facts: dict[str, Any] = {"devices": [], "torch": torch.__version__}
     if not dry and torch.cuda.is_available():
         torch.ones(8, device="cuda").sum().item()
-    pipe.send({"devices": [], "torch": torch.__version__} if dry else devices())
+        facts["devices"] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        facts |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    pipe.send(facts)
 
 
 MPS = "nvidia-cuda-mps-control"

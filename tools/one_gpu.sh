@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that a machine with one GPU or more can show of this project: tools/one_gpu.py with an NCCL that lets ranks share a
+# All that a machine with GPUs can show of this project: tools/one_gpu.py with an NCCL that lets ranks share a
 # GPU, if one is packed (PACKED_NCCL, or .gpu/libnccl.so.2.xz), and an MPS daemon of its own where there is one.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,11 +10,12 @@ if [[ " $* " == *" --dry-run "* ]]; then
     CUDA_VISIBLE_DEVICES="" "$python" "$here/one_gpu.py" "$@"
     exit
 fi
-# NVLS can't be had by ranks on one GPU; NCCL's own watchdog would end a process that a stage's limit is for.
-export NCCL_NVLS_ENABLE=0 NCCL_IB_DISABLE=1 NCCL_SOCKET_IFNAME=lo NCCL_DEBUG=${NCCL_DEBUG:-WARN} TORCH_NCCL_ENABLE_MONITORING=0
+# NCCL's own watchdog would end a process that a stage's limit is for.
+export NCCL_IB_DISABLE=1 NCCL_SOCKET_IFNAME=lo NCCL_DEBUG=${NCCL_DEBUG:-WARN} TORCH_NCCL_ENABLE_MONITORING=0
 export GLOO_SOCKET_IFNAME=lo PYTHONUNBUFFERED=1
 if [[ -f $packed ]]; then
-    export NCCL_MULTI_RANK_GPU_ENABLE=1 LD_PRELOAD=$scratch/libnccl.so.2
+    # NVLS can't be had by ranks on one GPU.
+    export NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1 LD_PRELOAD=$scratch/libnccl.so.2
     LD_PRELOAD="" "$python" -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), open(sys.argv[2], "wb"))' \
         "$packed" "$LD_PRELOAD"
 fi

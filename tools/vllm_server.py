@@ -92,7 +92,6 @@ class Served:
 
 
 def free_port() -> int:
-    """A port of this machine on which nobody listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -112,18 +111,9 @@ def main() -> int:
     from torch_overlay.integrations.vllm.source import DTensorSource
     from torch_overlay.integrations.vllm.trainer import TrainerEngine, TrainerInfo
 
-    config = transformers.Qwen3Config(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        vocab_size=512,
-        max_position_embeddings=64,
-        eos_token_id=511,
-        bos_token_id=510,
-    )
+    sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8, head_dim=32)
+    sizes |= dict(num_key_value_heads=4, vocab_size=512, max_position_embeddings=64)
+    config = transformers.Qwen3Config(**sizes, eos_token_id=511, bos_token_id=510)
     torch.manual_seed(0)
     model = transformers.Qwen3ForCausalLM(config).eval()
     wrong = 0
@@ -131,11 +121,11 @@ def main() -> int:
         model.save_pretrained(folder)
         llm: Any = Served(folder, workers) if given.http else in_process(folder, workers)
 
-        def step(what: str, other: Any = None) -> None:
+        def step(title: str, other: Any = None) -> None:
             nonlocal wrong
             want, got = tokens_of(other or model), served(llm)
             wrong += want != got
-            print(f"{'right' if want == got else f'WRONG: {got} for {want}'}: {what}", flush=True)
+            print(f"{'right' if want == got else f'WRONG: {got} for {want}'}: {title}", flush=True)
 
         def made(**options: Any) -> Any:
             address = f"tcp://127.0.0.1:{free_port()}"
@@ -180,24 +170,15 @@ def main() -> int:
 
 
 def in_process(folder: str, workers: int) -> Any:
-    """The server without routes."""
     from vllm import LLM
     from vllm.config import WeightTransferConfig
 
-    return LLM(
-        model=folder,
-        skip_tokenizer_init=True,
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=64,
-        tensor_parallel_size=workers,
-        enable_prefix_caching=False,
-        weight_transfer_config=WeightTransferConfig(backend="torch_overlay"),
-    )
+    how = dict(skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64)
+    how |= dict(tensor_parallel_size=workers, enable_prefix_caching=False)
+    return LLM(model=folder, **how, weight_transfer_config=WeightTransferConfig(backend="torch_overlay"))
 
 
 def client_of(llm: Any) -> Any:
-    """What calls its workers."""
     if not isinstance(llm, Served):
         return Client(llm)
     from torch_overlay.integrations.vllm.client import HTTPClient
@@ -225,14 +206,14 @@ def tokens_of(model: Any) -> list[list[int]]:
     """The most likely answers, by transformers."""
     import torch
 
-    found = []
+    answers = []
     for prompt in PROMPTS:
         ids = [*prompt]
         for _ in range(LENGTH):
             with torch.no_grad():
                 ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-        found.append(ids[len(prompt) :])
-    return found
+        answers.append(ids[len(prompt) :])
+    return answers
 
 
 def served(llm: Any) -> list[list[int]]:

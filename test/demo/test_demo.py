@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,9 @@ import pytest
 
 from torch_overlay.__main__ import main
 from torch_overlay.demo import command, panels
-from torch_overlay.demo.processes import Processes, WorkerError
 from torch_overlay.show.screen import Screen, Styled
 
 ROOT = Path(__file__).parents[2]
-RANK = "MeshRank"
 
 
 def printed(*arguments: str, folder: Path) -> tuple[str, dict]:
@@ -102,21 +99,6 @@ def test_the_next_commands_are_ones_that_work(capsys):
     assert "there is no file 'your_script.py'" in capsys.readouterr().err
     assert main(lines[1]) == 0
     assert "torch_overlay: " in capsys.readouterr().out
-
-
-def test_worker_that_dies_ends_the_run():
-    with pytest.raises(WorkerError, match=r"stock: rank 1 ended \(exit code -9\) during 'ready'"):
-        with Processes("stock", RANK, 2, timeout=60, overlay=False) as world:
-            processes = list(world.processes)
-            os.kill(processes[1].pid, signal.SIGKILL)
-            world.ask("ready")
-    assert [process.is_alive() for process in processes] == [False, False]
-
-
-def test_worker_that_raises_ends_the_run():
-    with pytest.raises(WorkerError, match=r"(?s)rank 0 failed during 'leave'.*Default process group has not been"):
-        with Processes("stock", RANK, 2, timeout=60, overlay=False) as world:
-            world.ask("leave", ranks=range(1))  # before it has joined a world
 
 
 def test_a_folder_that_is_not_there_is_refused(capsys):

@@ -76,7 +76,7 @@ def sharded_model(mesh: DeviceMesh) -> nn.Module:
 
 def read_back(net: nn.Module, checkpoint: str, saved: dict[str, torch.Tensor]) -> None:
     """The checkpoint has the shards of this rank as they were when it was saved."""
-    found = {name: torch.zeros_like(value) for name, value in net.state_dict().items()}
-    dcp.load({"net": found}, checkpoint_id=checkpoint)
-    for name, value in found.items():
+    loaded = {name: torch.zeros_like(value) for name, value in net.state_dict().items()}
+    dcp.load({"net": loaded}, checkpoint_id=checkpoint)
+    for name, value in loaded.items():
         assert torch.equal(value.to_local(), saved[name]), name

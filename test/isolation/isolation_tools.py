@@ -54,7 +54,7 @@ def number(who: int, rank: int, step: int) -> float:
 
 def all_right(results: list[tuple[torch.Tensor, float]]) -> None:
     """Each tensor is filled with its number."""
-    wrong = [(found.flatten()[0].item(), value) for found, value in results if not torch.all(found == value)]
+    wrong = [(tensor.flatten()[0].item(), value) for tensor, value in results if not torch.all(tensor == value)]
     assert not wrong, f"{len(wrong)} of {len(results)} wrong, the first: {wrong[0][0]} instead of {wrong[0][1]}"
 
 

@@ -142,17 +142,17 @@ OF_TWO = {
 PLACEMENTS = ([R, R], [S(0), R], [R, S(1)], [S(0), S(1)], [S(0), S(0)])
 
 
-def each(found) -> list[DTensor]:
-    return list(found) if isinstance(found, (list, tuple)) else [found]
+def each(results) -> list[DTensor]:
+    return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def groups(mesh: DeviceMesh) -> list:
     return [mesh.get_group(axis) for axis in range(mesh.ndim)]
 
 
-def lies_on(found, mesh: DeviceMesh) -> bool:
+def lies_on(results, mesh: DeviceMesh) -> bool:
     """Whether all results are on this very mesh, with its groups."""
-    return all(one.device_mesh is mesh and groups(one.device_mesh) == groups(mesh) for one in each(found))
+    return all(one.device_mesh is mesh and groups(one.device_mesh) == groups(mesh) for one in each(results))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -172,8 +172,8 @@ def test_of_operands_on_two_equal_meshes_the_first_decides(world, name):
     for left in PLACEMENTS:
         for right in PLACEMENTS:
             for first, second in (meshes, meshes[::-1]):
-                found = OF_TWO[name](placed(first, left), placed(second, right))
-                assert lies_on(found, first) or (not FIRST_DECIDES and lies_on(found, second)), (left, right)
+                result = OF_TWO[name](placed(first, left), placed(second, right))
+                assert lies_on(result, first) or (not FIRST_DECIDES and lies_on(result, second)), (left, right)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
@@ -184,9 +184,9 @@ def test_who_asks_for_the_equal_mesh_gets_it(world, target, dtype):
     for source in PLACEMENTS:
         assert lies_on(placed(one, source).redistribute(other, target, forward_dtype=dtype), other)
         leaf = placed(one, source).requires_grad_()
-        found = leaf.redistribute(other, target, forward_dtype=dtype)
-        assert lies_on(found, other) and list(found.placements) == target
-        (gradient,) = torch.autograd.grad(found.sin().sum(), leaf, create_graph=TWICE)
+        moved = leaf.redistribute(other, target, forward_dtype=dtype)
+        assert lies_on(moved, other) and list(moved.placements) == target
+        (gradient,) = torch.autograd.grad(moved.sin().sum(), leaf, create_graph=TWICE)
         assert lies_on(gradient, one) and gradient.dtype == leaf.dtype
         if TWICE:
             gradient.sum().backward()
@@ -241,9 +241,9 @@ def test_compiled_code_is_compiled_for_each(world, backend):
     fast = torch.compile(moves, backend=graphs, fullgraph=True)
     for mesh in (one, other, copy.deepcopy(one), one, other):
         leaf = placed(mesh).requires_grad_()
-        found = fast(leaf)
-        found.backward(placed(mesh))
-        assert groups(found.device_mesh) == groups(leaf.grad.device_mesh) == groups(mesh)
+        result = fast(leaf)
+        result.backward(placed(mesh))
+        assert groups(result.device_mesh) == groups(leaf.grad.device_mesh) == groups(mesh)
     assert graphs.frame_count == 2
 
 
@@ -272,9 +272,9 @@ def test_compiled_code_gives_the_equal_mesh_that_was_asked_for(world):
     meshes = [build(), build()]
     for source, target in ((0, 1), (1, 0), (0, 0), (1, 1), (0, 1)):
         leaf = placed(meshes[source]).requires_grad_()
-        found = fast(leaf, meshes[target])
-        found.sum().backward()
-        assert groups(found.device_mesh) == groups(meshes[target])
+        result = fast(leaf, meshes[target])
+        result.sum().backward()
+        assert groups(result.device_mesh) == groups(meshes[target])
         assert groups(leaf.grad.device_mesh) == groups(meshes[source])
 
 

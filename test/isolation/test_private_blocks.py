@@ -35,11 +35,11 @@ def is_private() -> bool:
 
 
 def in_thread(work):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(work()))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
 def in_loop(work):
@@ -96,9 +96,9 @@ def test_tasks_of_the_block_are_inside_and_others_arent():
     """One thread runs both; what was started inside stays so, also after the block."""
 
     async def started(inside: asyncio.Event) -> list[bool]:
-        found = [is_private(), await asyncio.to_thread(is_private)]
+        answers = [is_private(), await asyncio.to_thread(is_private)]
         await inside.wait()
-        return [*found, is_private()]
+        return [*answers, is_private()]
 
     async def run():
         after, opened = asyncio.Event(), asyncio.Event()

@@ -68,9 +68,9 @@ def test_axes_of_torchtitan_have_the_ranks_and_names_of_stock(share):
     """Where axes of several names share a group, which they don't by default, it is called by all of them."""
     with overlay(share_groups=share), fake_world(7, 16):
         meshes = torchtitan_views(16, pp=1, dp_replicate=2, dp_shard=2, cp=1, tp=4, ep=4)
-        found = {(name, mesh.get_group(name)) for mesh in meshes for name in mesh.mesh_dim_names}
-        ranks = {name: dist.get_process_group_ranks(group) for name, group in found}
-        said = {(name, group.group_desc) for name, group in found}
+        groups = {(name, mesh.get_group(name)) for mesh in meshes for name in mesh.mesh_dim_names}
+        ranks = {name: dist.get_process_group_ranks(group) for name, group in groups}
+        said = {(name, group.group_desc) for name, group in groups}
     assert ranks == {name: list(those) for names, those in AXES.items() for name in names}
     together = share == "ranks" and not STOCK
     called = {(name, ",".join(names) if together else name) for names in AXES for name in names}

@@ -218,8 +218,8 @@ def test_two_threads_that_ask_a_loaded_mesh_first_find_one_state(monkeypatch):
     """The second one's knew nothing of the private groups, and took other meshes'."""
     with torch_overlay.private_groups():
         loaded = pickle.loads(pickle.dumps(grid()))
-    make, found = state.RankMap, []
-    asks = threading.Thread(target=lambda: found.append(shared_state(loaded)))
+    make, states = state.RankMap, []
+    asks = threading.Thread(target=lambda: states.append(shared_state(loaded)))
 
     def slow(ranks):
         monkeypatch.setattr(state, "RankMap", make)
@@ -228,9 +228,9 @@ def test_two_threads_that_ask_a_loaded_mesh_first_find_one_state(monkeypatch):
         return make(ranks)
 
     monkeypatch.setattr(state, "RankMap", slow)
-    found.append(shared_state(loaded))
+    states.append(shared_state(loaded))
     asks.join()
-    assert found[0] is found[1] is shared_state(loaded) and found[0].private is not None
+    assert states[0] is states[1] is shared_state(loaded) and states[0].private is not None
 
 
 def test_a_mesh_has_its_groups_again_when_the_overlay_comes_back():

@@ -118,8 +118,8 @@ def test_compiled_code_asks_a_mesh_for_its_groups():
         def asks(x, mesh):
             return x + mesh.get_coordinate()[1], mesh.get_group(0), mesh.get_group(mesh_dim=1)
 
-        found = compiled(asks, torch.zeros(2), mesh)
-        assert found[1:] == (mesh.get_group(0), mesh.get_group(1)) and torch.equal(found[0], torch.full((2,), 3.0))
+        answers = compiled(asks, torch.zeros(2), mesh)
+        assert answers[1:] == (mesh.get_group(0), mesh.get_group(1)) and torch.equal(answers[0], torch.full((2,), 3.0))
 
 
 @needs_package

@@ -22,6 +22,7 @@ MESH_VERBS = {
     "unflatten": lambda views, i, axis, sizes, names: views[i]._unflatten(axis, sizes, names),
     "concatenate": lambda views, *chosen: DeviceMesh._concatenate([views[i] for i in chosen]),
     "permute": lambda views, i, names: permuted(views[i], names),
+    "beside": lambda views, i, names: DeviceMesh._concatenate([views[i][name] for name in names]),
     "by name": lambda views, names, _: views[0][names],
 }
 
@@ -38,7 +39,7 @@ def twin_of(views: list[MeshTwin], verb: str, *how) -> MeshTwin | None:
     if verb == "unflatten":
         twin = views[how[0]].unflatten(*how[1:])
         return twin if twin.is_grid() else None
-    if verb == "permute":
+    if verb in ("permute", "beside"):
         return views[how[0]].slice(how[1])
     if verb == "by name":
         twin = MeshTwin.concatenate([views[i] if i else views[0].slice((name,)) for name, i in zip(*how, strict=True)])
@@ -56,7 +57,7 @@ def steps(draw, views: list[MeshTwin], named: dict[str, int], fresh):
     """One step that fits the views so far; ``named`` says which views are flattened ones of which name."""
     i = draw(st.integers(0, len(views) - 1))
     view = views[i]
-    verb = draw(st.sampled_from(["slice", "flatten", "unflatten", "concatenate", "permute", "by name"]))
+    verb = draw(st.sampled_from(["slice", "flatten", "unflatten", "concatenate", "permute", "beside", "by name"]))
     if verb == "slice":
         names = draw(st.lists(st.sampled_from(view.names), min_size=1, unique=True))
         if draw(st.booleans()):
@@ -71,7 +72,7 @@ def steps(draw, views: list[MeshTwin], named: dict[str, int], fresh):
         sizes = (first, second, view.sizes[axis] // first // second)
         sizes = sizes if second > 1 else (first, sizes[-1])
         return verb, i, axis, sizes, tuple(next(fresh) for _ in sizes)
-    if verb == "permute":
+    if verb in ("permute", "beside"):
         return verb, i, tuple(draw(st.permutations(view.names)))
     if verb == "by name" and named:
         flat = draw(st.sampled_from(sorted(named)))
@@ -176,9 +177,9 @@ def test_submeshes_at_any_coordinate_agree_with_lists_of_ranks(drawn):
         mesh = make_root(root.root, root.sizes, root.names)
         for axis, name in enumerate(root.names):
             copies = root.slice((name,)).tiles
-            found = mesh._get_all_submeshes(name)
-            assert {tuple(one.mesh.tolist()) for one in found} == set(copies) and len(found) == len(set(copies))
-            assert [bool(one._dim_group_names) for one in found] == [rank in one.mesh.tolist() for one in found]
+            submeshes = mesh._get_all_submeshes(name)
+            assert {tuple(one.mesh.tolist()) for one in submeshes} == set(copies) and len(submeshes) == len(set(copies))
+            assert [bool(one._dim_group_names) for one in submeshes] == [rank in one.mesh.tolist() for one in submeshes]
             others = root.names[:axis] + root.names[axis + 1 :]
             for at in [] if STOCK else root.coordinates():
                 where = dict(zip(root.names, at, strict=True))

@@ -4,12 +4,14 @@ A rank that waits long for the groups of its mesh says once who builds what, wha
 (`check_mesh`), all ranks raise at once.
 """
 
+import contextlib
 import datetime
 import logging
 import os
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -25,6 +27,7 @@ from torch_overlay.distributed import config
 from torch_overlay.distributed._mesh import compare as waiting
 from torch_overlay.distributed._mesh.rank_map import RankMap
 from torch_overlay.distributed.tensor._runner import waiting as redistributions
+from torch_overlay.testing.pool import Pool, RankError
 from way import needs_overlay, needs_package
 
 pytestmark = needs_overlay
@@ -144,64 +147,65 @@ def noted_keys() -> list[str]:
     return keys
 
 
-def play(rank: int, part: int, port: int, folder: str, said) -> None:
-    """One rank through scenes, each in a world of its own: what it logged and set, and which threads it left."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    logged: list[str] = []
-    keys = noted_keys()
-    noting = logging.Handler()
-    noting.emit = lambda record: logged.append(record.getMessage())
-    torch_overlay.enable()
-    for module in (waiting, redistributions):
-        module.logger.addHandler(noting)
-        module.SECONDS = WAIT
-    limit = datetime.timedelta(seconds=LIMIT)
-    meeting = dist.TCPStore("127.0.0.1", port, None, False, datetime.timedelta(seconds=60))
-    for number, (scene, kind) in [*enumerate(PLAYED)][part::PARTS]:
-        meeting.add(f"ready/{number}", 1)
-        while meeting.add(f"ready/{number}", 0) < RANKS:
-            time.sleep(0.02)
-        store = meeting if kind == "tcp" else dist.FileStore(f"{folder}/{number}", RANKS)
-        world = dist.PrefixStore(f"world/{number}", store)
-        dist.init_process_group("gloo", rank=rank, world_size=RANKS, store=world, timeout=limit)
-        logged.clear()
-        keys.clear()
+class Player:
+    """One rank through scenes, each in a world of its own."""
+
+    def __init__(self, rank: int, port: int, folder: str) -> None:
+        self.rank, self.folder = rank, folder
+        torch.set_num_threads(1)
+        self.logged: list[str] = []
+        self.keys = noted_keys()
+        noting = logging.Handler()
+        noting.emit = lambda record: self.logged.append(record.getMessage())
+        torch_overlay.enable()
+        for module in (waiting, redistributions):
+            module.logger.addHandler(noting)
+            module.SECONDS = WAIT
+        self.store = dist.TCPStore("127.0.0.1", port, None, False, datetime.timedelta(seconds=60))
+
+    def play(self, number: int) -> tuple[list[str], str, list[str], float, int]:
+        """What this rank logged, its error, the keys that it set, its seconds and its threads."""
+        if dist.is_initialized():  # of the scene before: nobody's world goes while others wait in it
+            dist.destroy_process_group()
+        scene, kind = PLAYED[number]
+        store = self.store if kind == "tcp" else dist.FileStore(f"{self.folder}/{number}", RANKS)
+        world, limit = dist.PrefixStore(f"world/{number}", store), datetime.timedelta(seconds=LIMIT)
+        dist.init_process_group("gloo", rank=self.rank, world_size=RANKS, store=world, timeout=limit)
+        self.logged.clear()
+        self.keys.clear()
         error, start = "", time.monotonic()
         try:
             with torch_overlay.enabled(check_mesh=scene in COMPARED):
-                scene(rank)
-        except Exception as met:
-            error = f"{type(met).__name__}: {met}"
+                scene(self.rank)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
         seconds, timers = time.monotonic() - start, [*map(type, threading.enumerate())].count(threading.Timer)
-        found = [*logged], error, [*keys], seconds, timers
-        meeting.add(f"done/{number}", 1)
-        while meeting.add(f"done/{number}", 0) < RANKS - (
-            scene is one_dies
-        ):  # nobody's world goes while others wait in it
-            time.sleep(0.02)
-        said.put(((scene.__name__, kind, rank), found))
-        dist.destroy_process_group()
-    torch_overlay.disable()
+        return [*self.logged], error, [*self.keys], seconds, timers
 
 
 @pytest.fixture(scope="module")
 def met(tmp_path_factory):
-    """(scene, store, rank) to what the rank logged, its error, the keys that it set, its seconds and its threads."""
+    """(scene, store, rank) to what the rank met: see `play`."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    context = forks.context()
-    said = context.Queue()
-    folder = str(tmp_path_factory.mktemp("stores"))
-    given = [(rank, part, store.port, folder, said) for part in range(PARTS) for rank in range(RANKS)]
-    ranks = [context.Process(target=play, args=each, daemon=True) for each in given]
-    for rank in ranks:
-        rank.start()
-    try:
-        return dict(said.get(timeout=120) for _ in range(RANKS * len(PLAYED) - 1))  # the one that dies says nothing
-    finally:
-        for rank in ranks:
-            rank.join(10)
-            rank.kill()
+    folder, results = str(tmp_path_factory.mktemp("stores")), {}
+    with contextlib.ExitStack() as stack:
+        pools = [
+            stack.enter_context(Pool(RANKS, Player, store.port, folder, preload=forks.PRELOADED)) for _ in range(PARTS)
+        ]
+
+        def play(part: int) -> None:
+            for number, (scene, kind) in [*enumerate(PLAYED)][part::PARTS]:
+                pools[part].tell("play", number)
+                for rank, answer in pools[part].answers("play", grace=60).items():
+                    if isinstance(answer, RankError):
+                        assert scene is one_dies and rank == 3, answer
+                    else:
+                        results[scene.__name__, kind, rank] = answer
+
+        with ThreadPoolExecutor(PARTS) as threads:
+            for _ in threads.map(play, range(PARTS)):
+                pass
+    return results
 
 
 SQUARE = r"(a=2, b=2) on cpu over ranks 0 to 3 as 2:2, 2:1"
@@ -395,8 +399,8 @@ STAGES = [f"{ROOT}\n0-3 1 (dp=4)\n{LAST}", f"{ROOT}\n4-7 1 (dp=4, tp=1)\n4-7 2 (
     ],
 )
 def test_meshes_over_the_same_ranks_are_compared(others, said):
-    found = waiting._who_builds_what(STAGES[0], {STAGES[0]: [0, 1], **others})
-    assert said in found and bool(found) == bool(said), found
+    line = waiting._who_builds_what(STAGES[0], {STAGES[0]: [0, 1], **others})
+    assert said in line and bool(line) == bool(said), line
 
 
 def test_a_rank_leaves_its_last_meshes_numbered_by_their_ranks(monkeypatch):

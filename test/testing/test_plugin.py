@@ -88,9 +88,9 @@ def test_a_trace_fails_a_session_whose_tests_pass(suite, forced):
                 DeviceMesh.__getitem__ = lambda self, names: ours(self, names)
         """
     result = suite(text, *FLAG)
-    found = vars(DeviceMesh)["__getitem__"]
+    method = vars(DeviceMesh)["__getitem__"]
     DeviceMesh.__getitem__ = stock
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*torch isn't as the overlay found it*", "*DeviceMesh.__getitem__ is*"])
-    assert (found is stock) != forced
+    assert (method is stock) != forced

@@ -20,9 +20,7 @@ def bench(tmp_path, monkeypatch):
     from benchmarks import process
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "_PRELOAD", forks.PRELOADED)
-    for name, text in process._QUIET.items():
-        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(process, "PRELOADED", forks.PRELOADED)
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["bench.py", *arguments, "--json", "found.json"])
@@ -32,30 +30,30 @@ def bench(tmp_path, monkeypatch):
     return run
 
 
-def values(found, name, **where):
+def values(report, name, **where):
     """Of stock and of the overlay."""
-    (row,) = [row for row in found["rows"] if row["name"] == name and row["where"] == where]
+    (row,) = [row for row in report["rows"] if row["name"] == name and row["where"] == where]
     return row["stock"], row["overlay"]
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="eight ranks start, on two sides: only at night")
 def test_groups(bench):
-    found = bench("groups", "--ones", "16", "--repeats", "1")
+    report = bench("groups", "--ones", "16", "--repeats", "1")
     expected = {"torchtitan": (18, 11), "accelerate": (5, 6), "ones": (3, 3), "loop": (20, 25), "8 gloo ranks": (9, 8)}
-    assert {recipe: values(found, "groups", recipe=recipe) for recipe in expected} == expected
-    assert values(found, "new_group calls", recipe="ones") == (3 * 16, 3)
-    assert values(found, "new_group calls", recipe="8 gloo ranks") == (36, 8)
-    assert all(target["met"] for target in found["targets"])
+    assert {recipe: values(report, "groups", recipe=recipe) for recipe in expected} == expected
+    assert values(report, "new_group calls", recipe="ones") == (3 * 16, 3)
+    assert values(report, "new_group calls", recipe="8 gloo ranks") == (36, 8)
+    assert all(target["met"] for target in report["targets"])
 
 
 def test_plans(bench):
     """All pairs on (2, 2, 2): what the pages quote, and the cost of plans as a sum; a change of either is seen here."""
-    found = bench("plans")
+    report = bench("plans")
     from make_pages import read as figures
 
     quoted = figures()
     for kind, pairs_ in (("moves", "702 moves"), ("reductions", "999 reductions")):
-        for name, what, size in (("collectives", "collectives", 1), ("elements", "bytes to the busiest rank", 4)):
+        for name, row, size in (("collectives", "collectives", 1), ("elements", "bytes to the busiest rank", 4)):
             one = quoted[f"{kind}.{name}"]
-            assert values(found, what, pairs=pairs_) == (size * one.stock, size * one.overlay)
-    assert all(target["met"] for target in found["targets"])
+            assert values(report, row, pairs=pairs_) == (size * one.stock, size * one.overlay)
+    assert all(target["met"] for target in report["targets"])

@@ -22,10 +22,10 @@ def test_a_dry_run_passes(tmp_path):
     environment = {**os.environ, "OUT": str(tmp_path), "PYTHON": sys.executable}
     command = ["bash", str(TOOLS / "one_gpu.sh"), "--dry-run"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-    found = json.loads(file.read_text())
+    report = json.loads(file.read_text())
     assert done.returncode == 0, (done.stdout + done.stderr, file.read_text())
-    skipped = {name for name, one in found["stages"].items() if one["outcome"] == "skipped"}
+    skipped = {name for name, one in report["stages"].items() if one["outcome"] == "skipped"}
     assert skipped == {"nccl fuzz", "suites"}
-    checks = [check for one in found["stages"].values() for check in one["checks"]]
+    checks = [check for one in report["stages"].values() for check in one["checks"]]
     assert sum(check["outcome"] == "right" for check in checks) >= 30
     assert socket.gethostname() not in file.read_text() and str(TOOLS.parent) not in file.read_text()

@@ -1,4 +1,4 @@
-"""The stack: what it carries, that it runs and has right types without the overlay, and that git takes it."""
+"""The stack: what it carries, that it runs without the overlay, and that git takes it."""
 
 import ast
 import dataclasses
@@ -18,7 +18,6 @@ from stack.message import read_series
 from stack.render import STAYS, missing_files
 from stack.source import imports, is_import
 from stack.tree import Tree, copy_torch, write
-from stack.typing_errors import check_types
 
 from stack import check, rules
 from torch_overlay.patching.patch import Kind
@@ -172,15 +171,6 @@ def test_meshes_are_imported_without_c10d(states, tmp_path):
     assert ended.stdout.split() == [str(patched / "torch/distributed/device_mesh.py"), "_DeviceMeshStub"], ended.stderr
 
 
-@pytest.mark.skipif(not NIGHTLY, reason="ten seconds for who sends patches upstream: only at night")
-def test_types_are_right(states, capsys):
-    """With the whole stack, and before the patches in which what whole files brought comes to run. What torch as it is
-    has wrong doesn't count."""
-    whole = {path: text for path, text in states[-1].items() if path.startswith("torch/")}
-    asked = {name: states[NAMES.index(name)] for name in ("mesh-wiring", "planned-redistribution")} | {"whole": whole}
-    assert check_types([*asked], [states[0], *asked.values()]) == 0, capsys.readouterr().out
-
-
 @pytest.fixture
 def known(states, monkeypatch):
     """The states stand for rendering them again."""
@@ -188,13 +178,11 @@ def known(states, monkeypatch):
 
 
 def test_git_takes_the_files(known, states, tmp_path):
+    """One commit for each patch, or for the first of them; a second rendering takes the place of the first."""
     folder = repository(tmp_path / "repo")
-    assert render_stack.main(["--onto", str(folder), "--out", str(tmp_path / "out")]) == 0
-    files = sorted((tmp_path / "out").iterdir())
-    assert render_stack.main(["--onto", str(folder), "--out", str(tmp_path / "two"), "--only", "2"]) == 0
-    assert [file.name for file in sorted((tmp_path / "two").iterdir())] == [file.name for file in files[:2]]
-    assert [file.name[:5] for file in files] == [f"{number:04}-" for number, _ in enumerate(MESSAGES, 1)]
-    git(folder, "am", "-q", "--keep-non-patch", *map(str, files))
+    for arguments, count in ((["--only", "2"], 2), ([], len(MESSAGES))):
+        assert render_stack.main(["--onto", str(folder), "--commit", *arguments]) == 0
+        assert git(folder, "rev-list", "--count", "HEAD") == str(1 + count)
     for path, text in states[-1].items():
         assert (folder / path).read_text() == text, path
     assert git(folder, "log", "-1", "--format=%s by %an <%ae>") == f"{MESSAGES[-1].title} by a <a@b>"

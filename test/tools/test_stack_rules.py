@@ -16,7 +16,7 @@ BEFORE = "import torch\n\n\ndef there():\n    return torch\n"
 SOUND = PatchMessage("views", "mesh", "[DeviceMesh] Views", (), (), (), (), "**Why.** Because.\n", line=4)
 
 
-def found(added="", test="", message=SOUND, path=FILE, new=()):
+def breaches(added="", test="", message=SOUND, path=FILE, new=()):
     """What the rules find in a patch that adds these lines to a file, and what nothing uses if it is all there is."""
     before = {path: BEFORE, TEST: None}
     after = {path: BEFORE + added, TEST: test or None}
@@ -36,16 +36,16 @@ def found(added="", test="", message=SOUND, path=FILE, new=()):
     ],
 )
 def test_a_planted_breach_is_refused_by_file_and_line(added, line, rule):
-    (breach,) = found(added, new={"torch/distributed/_late.py"})
+    (breach,) = breaches(added, new={"torch/distributed/_late.py"})
     with pytest.raises(StackError, match=rf"The stack breaks upstream's rules:\n  {FILE}:{line}: {rule}: "):
         rules.refuse([breach])
 
 
 def test_what_was_there_and_what_has_a_caller_is_no_breach():
-    assert found() == []
+    assert breaches() == []
     before = {FILE: "# torch's own\n_alone = 1\n" + "#" * 100 + "\n"}
     assert rules.breaches(SOUND, before, {FILE: before[FILE] + "there = 1\nprint(there)\n"}, ()) == []
-    assert [b.rule for b in found("\n\ndef listed():\n    pass\n")] == ["unused"]
+    assert [b.rule for b in breaches("\n\ndef listed():\n    pass\n")] == ["unused"]
     public = "\n\ndef listed():\n    pass\n"
-    assert found(public, test="listed()\n") == [], "torch's users call it, and so does the test"
-    assert [b.rule for b in found(public.replace("listed", "_listed"), test="_listed()\n")] == ["unused"]
+    assert breaches(public, test="listed()\n") == [], "torch's users call it, and so does the test"
+    assert [b.rule for b in breaches(public.replace("listed", "_listed"), test="_listed()\n")] == ["unused"]

@@ -15,15 +15,10 @@ _MARK = "measured call"
 
 
 class Memory(NamedTuple):
-    """Bytes beyond what was allocated before a call.
+    """Bytes beyond what was allocated before a call."""
 
-    Attributes:
-        peak: the most at any one time during the call, its result included.
-        kept: what is still allocated after it, while only its result is held.
-    """
-
-    peak: int
-    kept: int
+    peak: int  # the most at any one time during the call, its result included
+    kept: int  # what is still allocated after it, while only its result is held
 
 
 def allocated(calls: Sequence[Callable[[], object]]) -> list[Memory]:
@@ -43,7 +38,7 @@ def _read(events: Sequence[Any]) -> list[Memory]:
     spans = sorted((event.start_ns(), event.end_ns()) for event in events if event.name() == _MARK)
     changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
     changes.sort(key=lambda change: change[0])
-    found, at = [], 0
+    memories, at = [], 0
     for begun, ended in spans:
         held = peak = 0
         while at < len(changes) and changes[at][0] <= ended:
@@ -51,8 +46,8 @@ def _read(events: Sequence[Any]) -> list[Memory]:
                 held += changes[at][1]
                 peak = max(peak, held)
             at += 1
-        found.append(Memory(peak, held))
-    return found
+        memories.append(Memory(peak, held))
+    return memories
 
 
 @contextlib.contextmanager

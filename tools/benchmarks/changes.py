@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import process
 from .clock import seconds_of_all_ranks, summed
 from .report import Report, Row, Target
 from .sides import in_turns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TRAIN, SERVE = range(4), range(4, 8)
 WHOLE = "everything, without changes"
@@ -34,19 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, report: Report) -> None:
     given = {"tensors": arguments.tensors, "rows": arguments.rows, "rounds": arguments.rounds}
     print(f"changes: {arguments.tensors} tensors of {arguments.rows} x 1024 bfloat16, 8 gloo ranks", file=sys.stderr)
-    found = process.ranks("changes:measure", 8, **given)
-    for what, unit in (("bytes", "B"), ("wall", "s"), ("cpu", "s")):
-        for way in found["ways"]:
-            report.rows.append(Row(f"{way}: {what}", unit, found[WHOLE][what], found[way][what], {"way": way}))
-    report.facts["changes"] = found
-    report.notes.append(f"{found['size'] / 1e6:.0f} MB; stock is a Transfer that sends everything")
-    report.targets.append(Target("wrong results", found["wrong"], 0))
-    few = found[_name(SHARES[0])]
-    report.targets.append(Target("bytes, 0.1 % changed", few["bytes"] / found[WHOLE]["bytes"], 0.01))
-    report.targets.append(Target("wall, 0.1 % changed", few["wall"] / found[WHOLE]["wall"], 0.35))
-    one = found[_name(SHARES[1])]
-    report.targets.append(Target("bytes, 1 % changed", one["bytes"] / found[WHOLE]["bytes"], 0.05))
-    report.targets.append(Target("wall, all changed", found[FULL]["wall"] / found[WHOLE]["wall"], 1.25))
+    figures = process.ranks("changes:measure", 8, **given)
+    for name, unit in (("bytes", "B"), ("wall", "s"), ("cpu", "s")):
+        for way in figures["ways"]:
+            report.rows.append(Row(name, unit, figures[WHOLE][name], figures[way][name], {"way": way}))
+    report.facts["changes"] = figures
+    report.notes.append(f"{figures['size'] / 1e6:.0f} MB; stock is a Transfer that sends everything")
+    report.targets.append(Target("wrong results", figures["wrong"], 0))
+    few = figures[_name(SHARES[0])]
+    report.targets.append(Target("bytes, 0.1 % changed", few["bytes"] / figures[WHOLE]["bytes"], 0.01))
+    report.targets.append(Target("wall, 0.1 % changed", few["wall"] / figures[WHOLE]["wall"], 0.35))
+    one = figures[_name(SHARES[1])]
+    report.targets.append(Target("bytes, 1 % changed", one["bytes"] / figures[WHOLE]["bytes"], 0.05))
+    report.targets.append(Target("wall, all changed", figures[FULL]["wall"] / figures[WHOLE]["wall"], 1.25))
 
 
 def _name(share: float) -> str:
@@ -56,17 +53,13 @@ def _name(share: float) -> str:
 # --- on every rank
 
 
-def measure(rank: int, size: int, port: int, tensors: int, rows: int, rounds: int) -> dict[str, Any]:
-    """Times, bytes and checks, as rank 0 sees them."""
+def measure(rank: int, tensors: int, rows: int, rounds: int) -> dict[str, Any]:
     import torch
-    import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
     import torch_overlay
 
-    store = dist.TCPStore("localhost", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     random = torch.Generator().manual_seed(0)
     whole = torch.randint(-(1 << 15), 1 << 15, (tensors, rows, 1024), generator=random, dtype=torch.int16)
     train, serve = (DeviceMesh("cpu", [*ranks]) for ranks in (TRAIN, SERVE))
@@ -82,9 +75,9 @@ def measure(rank: int, size: int, port: int, tensors: int, rows: int, rounds: in
         for target, changes in zip(targets, (False, True))
     ]
     ways = {WHOLE: 100.0, **{_name(share): share for share in SHARES}, FULL: 100.0}
-    found: dict[str, Any] = {"ways": [*ways], "size": whole.nbytes, "wrong": 0}
+    figures: dict[str, Any] = {"ways": [*ways], "size": whole.nbytes, "wrong": 0}
     for way in ways:
-        found[way] = {"bytes": whole.nbytes}
+        figures[way] = {"bytes": whole.nbytes}
     for sync in syncs:
         sync.run()
 
@@ -102,15 +95,13 @@ def measure(rank: int, size: int, port: int, tensors: int, rows: int, rounds: in
         sync = syncs[not is_whole]
         clocks = seconds_of_all_ranks(sync.run)
         if not is_whole:
-            found[way]["bytes"] = int(summed(sync.sent_bytes))
+            figures[way]["bytes"] = int(summed(sync.sent_bytes))
         wrong = 0
         for each, values in zip(targets[not is_whole], whole) if not trains else ():
             wrong += not torch.equal(each.to_local().view(torch.int16), values.chunk(4, 1)[rank - 4])
-        found["wrong"] += int(summed(wrong))
+        figures["wrong"] += int(summed(wrong))
         return clocks
 
-    call: Callable[[str], dict[str, float]] = turn
-    for way, turns in in_turns(call, rounds, ways).items():
-        found[way] |= {clock: min(each[clock] for each in turns) for clock in ("wall", "cpu")}
-    dist.destroy_process_group()
-    return found
+    for way, turns in in_turns(turn, rounds, ways).items():
+        figures[way] |= {clock: min(each[clock] for each in turns) for clock in ("wall", "cpu")}
+    return figures

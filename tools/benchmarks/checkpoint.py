@@ -45,8 +45,8 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         size = write(pathlib.Path(folder), arguments.layers)
         print(f"checkpoint: {size / 1e6:.0f} MB in {FILES} files, 4 gloo ranks", file=sys.stderr)
-        found = process.ranks("checkpoint:measure", 4, folder=folder, rounds=arguments.rounds)
-    for layout, caches in found["layouts"].items():
+        results = process.ranks("checkpoint:measure", 4, folder=folder, rounds=arguments.rounds)
+    for layout, caches in results["layouts"].items():
         for cache, ways in caches.items():
             where = {"layout": layout, "cache": cache}
             for way, turns in ways.items():
@@ -55,13 +55,13 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                 for clock in ("wall", "cpu"):
                     least = [min(turn[clock] for turn in some) for some in (turns, ways[OURS])]
                     report.rows.append(Row(f"{clock}, {way} beside", "s", *least, where))
-        report.rows.append(Row("bytes from rank to rank", "B", None, found[f"sent, {layout}"], {"layout": layout}))
-    report.facts["checkpoint"] = found
+        report.rows.append(Row("bytes from rank to rank", "B", None, results[f"sent, {layout}"], {"layout": layout}))
+    report.facts["checkpoint"] = results
     report.notes.append(
         "stock is the way that the row names, ours a Transfer from checkpoint(); the least of all turns"
     )
-    report.targets.append(Target("wrong tensors", found["wrong"], 0))
-    report.targets.append(Target("bytes that a Transfer reads, over those of all tensors", found["read"] / size, 1.0))
+    report.targets.append(Target("wrong tensors", results["wrong"], 0))
+    report.targets.append(Target("bytes that a Transfer reads, over those of all tensors", results["read"] / size, 1.0))
 
 
 def write(folder: pathlib.Path, layers: int) -> int:
@@ -99,17 +99,13 @@ def write(folder: pathlib.Path, layers: int) -> int:
 # --- on every rank
 
 
-def measure(rank: int, size: int, port: int, folder: str, rounds: int) -> dict[str, Any]:
-    """Times, bytes and checks, as rank 0 sees them."""
-    import torch.distributed as dist
+def measure(rank: int, folder: str, rounds: int) -> dict[str, Any]:
     from safetensors.torch import load_file
     from torch.distributed.device_mesh import init_device_mesh
 
-    store = dist.TCPStore("localhost", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     files = sorted(pathlib.Path(folder).glob("*.safetensors"))
     whole = {name: tensor.clone() for file in files for name, tensor in load_file(file).items()}
-    found = dict[str, Any](layouts={}, wrong=0)
+    results = dict[str, Any](layouts={}, wrong=0)
     layouts = {
         "TP 4": init_device_mesh("cpu", (4,), mesh_dim_names=("tp",)),
         "FSDP2 2 x TP 2": init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")),
@@ -117,7 +113,7 @@ def measure(rank: int, size: int, port: int, folder: str, rounds: int) -> dict[s
     has_transformers = all(map(importlib.util.find_spec, ("transformers", "accelerate")))
     for layout, mesh in layouts.items():
         ways = (OURS, DCP, TRANSFORMERS) if has_transformers and mesh.ndim == 1 else (OURS, DCP)
-        caches = found["layouts"][layout] = {}
+        caches = results["layouts"][layout] = {}
         for cache in ("warm", "cold"):
 
             def turn(way: str, mesh: DeviceMesh = mesh, is_cold: bool = cache == "cold") -> dict[str, float]:
@@ -125,23 +121,21 @@ def measure(rank: int, size: int, port: int, folder: str, rounds: int) -> dict[s
                     drop_from_cache(files)
                 load = LOADS[way](folder, mesh, whole)
                 figures = seconds_of_all_ranks(load)
-                found["wrong"] += int(summed(wrong(load.parameters, whole)))
+                results["wrong"] += int(summed(wrong(load.parameters, whole)))
                 return figures
 
             caches[cache] = in_turns(turn, rounds, ways)
     with counted() as read:
         LOADS[OURS](folder, layouts["TP 4"], whole)()
-    found["read"] = summed(read[0])
+    results["read"] = summed(read[0])
     for layout, mesh in layouts.items():
         load = Ours(folder, mesh, whole)
         load()
-        found[f"sent, {layout}"] = load.sent
-    dist.destroy_process_group()
-    return found
+        results[f"sent, {layout}"] = load.sent
+    return results
 
 
 def drop_from_cache(files: list[pathlib.Path]) -> None:
-    """Write the files to the disk, and drop their pages from memory."""
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)

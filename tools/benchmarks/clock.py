@@ -13,15 +13,7 @@ from typing import Any
 BLOCK_SECONDS = 0.02  # long against the clock's own cost
 
 
-def cpu_seconds(call: Callable[[], Any]) -> float:
-    """CPU seconds of one call."""
-    begun = time.thread_time()
-    call()
-    return time.thread_time() - begun
-
-
 def often_enough(seconds: float, block: float = BLOCK_SECONDS, least: int = 2, most: int = 100) -> int:
-    """How many calls of this length fill a block."""
     return max(least, min(most, round(block / max(seconds, 1e-9))))
 
 

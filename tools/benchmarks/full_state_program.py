@@ -48,7 +48,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     model = model_on(init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp")), int(sys.argv[1]))
     wholes = {name: each.full_tensor() for name, each in model.state_dict().items() if isinstance(each, DTensor)}
-    found: dict[str, Any] = {"bytes": sum([whole.nbytes for whole in wholes.values()]), "tensors": len(wholes)}
+    figures: dict[str, Any] = {"bytes": sum([whole.nbytes for whole in wholes.values()]), "tensors": len(wholes)}
     for offload in (False, True):
         options = StateDictOptions(full_state_dict=True, cpu_offload=offload)
 
@@ -64,9 +64,9 @@ def main() -> None:
         dist.all_gather(peaks, torch.tensor([memory.peak]))
         seconds = min([_seconds(gather) for _ in range(TURNS)])
         one = {"collectives": comm.get_total_counts(), "wrong": wrong, "seconds": seconds}
-        found["offload" if offload else "on every rank"] = one | {"peaks": [int(peak) for peak in peaks]}
+        figures["offload" if offload else "on every rank"] = one | {"peaks": [int(peak) for peak in peaks]}
     if dist.get_rank() == 0:
-        pathlib.Path(os.environ["FOUND"]).write_text(json.dumps(found))
+        pathlib.Path(os.environ["FOUND"]).write_text(json.dumps(figures))
     dist.destroy_process_group()
 
 

@@ -29,15 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, report: Report) -> None:
     if arguments.ranks % 8:
         raise SystemExit(f"bench groups: --ranks must be a multiple of 8, got {arguments.ranks}")
-    found = {}
+    counts = {}
     for side, share in ((STOCK, None), (OVERLAY, "names"), (OVERLAY, "ranks")):
         print(f"groups: counting on {side}{f', {share} shared' if share else ''}", file=sys.stderr)
-        found[share] = process.fresh("groups:count", side=side, share=share, ones=arguments.ones)
+        counts[share] = process.fresh("groups:count", side=side, share=share, ones=arguments.ones)
     for share in ("names", "ranks"):
-        for recipe, stock in found[None].items():
+        for recipe, stock in counts[None].items():
             where = {"recipe": recipe if share == "names" else f"{recipe}, ranks"}
             report.rows += [
-                Row(name, "", stock[name], found[share][recipe][name], where) for name in (GROUPS, SETS, CALLS)
+                Row(name, "", stock[name], counts[share][recipe][name], where) for name in (GROUPS, SETS, CALLS)
             ]
     bounds = {"torchtitan": 10 + 1, "torchtitan, ranks": 9 + 1, "accelerate": 5 + 1, "accelerate, ranks": 2 + 1}
     for recipe, bound in bounds.items():
@@ -58,13 +58,13 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 def _time_real_groups(arguments: argparse.Namespace, report: Report) -> None:
     size = arguments.ranks
     print(f"groups: making them on {size} gloo ranks", file=sys.stderr)
-    found = process.ranks("groups:make", size, rounds=arguments.repeats)
+    figures = process.ranks("groups:make", size, rounds=arguments.repeats)
     where = {"recipe": f"{size} gloo ranks"}
     for name, unit in (("mesh and views", "s"), (GROUPS, ""), (CALLS, "")):
-        report.rows.append(Row(name, unit, *(clock.median(found[side][name]) for side in SIDES), where))
+        report.rows.append(Row(name, unit, *(clock.median(figures[side][name]) for side in SIDES), where))
     report.notes.append(
         f"{size} gloo ranks: a mesh of the world unflattened three times as torchtitan does; wall time, median of "
-        f"{len(found[STOCK]['mesh and views'])} worlds a side"
+        f"{len(figures[STOCK]['mesh and views'])} worlds a side"
     )
 
 
@@ -81,14 +81,14 @@ def count(side: str, share: str | None, ones: int) -> dict[str, dict[str, int]]:
     }
     from .fake_world import GroupCounter, fake_world
 
-    found = {}
+    counts = {}
     with on(side, **({"share_groups": share} if share else {})):
         for name, (world, recipe) in recipes.items():
             with fake_world(world // 2 + 1, world), GroupCounter() as counter:
                 recipe(world)
                 groups = counter.open()
-                found[name] = {GROUPS: len(groups), SETS: len(set(groups)), CALLS: counter.calls}
-    return found
+                counts[name] = {GROUPS: len(groups), SETS: len(set(groups)), CALLS: counter.calls}
+    return counts
 
 
 def _mesh(sizes: tuple[int, ...], names: tuple[str, ...]):
@@ -135,14 +135,14 @@ def rebuild(world: int) -> None:
 # --- times, on real ranks
 
 
-def make(rank: int, size: int, port: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds and calls of making one mesh and its views, by side, one entry a world."""
+def make(rank: int, rounds: int) -> dict[str, dict[str, list[float]]]:
     import torch.distributed as dist
 
     from .fake_world import GroupCounter
 
     names = ("mesh and views", GROUPS, CALLS)
-    store, worlds = dist.TCPStore("localhost", port, is_master=False), itertools.count()
+    store, size, worlds = dist.distributed_c10d._get_default_store(), dist.get_world_size(), itertools.count()
+    dist.destroy_process_group()
 
     def one_world(side: str) -> dict[str, float]:
         own_keys = dist.PrefixStore(str(next(worlds)), store)

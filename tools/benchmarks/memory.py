@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import clock, process
 from .report import Report, Row, Target
-from .sides import NOT_PATCHED, OVERLAY, SIDES, STOCK, on, redistribution_patched
+from .sides import OVERLAY, SIDES, STOCK, on
 
 if TYPE_CHECKING:
     from .allocations import Memory
@@ -33,38 +33,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, default=0, help="of 8: the one whose memory is counted")
     parser.add_argument("--only", default="", metavar="TEXT", help="only pairs with this in them: 'P,P,S0 -> S0'")
     parser.add_argument("--gpu", action="store_true", help="stock exchanges shards as on a GPU; on a CPU it gathers")
-    parser.add_argument("--each", action="store_true", help="a row for every pair")
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
     print(f"memory: all pairs on {SIZES}, rank {arguments.rank} of 8", file=sys.stderr)
     how = dict(size=arguments.size, rank=arguments.rank, only=arguments.only, gpu=arguments.gpu)
-    found = process.fresh("memory:measure", **how)
-    report.facts |= found
+    figures = process.fresh("memory:measure", **how)
+    report.facts |= figures
     where = {"bytes": arguments.size}
     for kind in (MOVES, REDUCTIONS):
-        some = [one["peak"] for one in found["pairs"] if one["move"] == (kind == MOVES)]
+        some = [one["peak"] for one in figures["pairs"] if one["move"] == (kind == MOVES)]
         if some:
             means = (clock.geometric_mean(max(peak[side], 1) for peak in some) for side in SIDES)
             report.rows.append(Row(f"{kind}, mean of {len(some)}", "B", *means, where))
-    more = [one for one in found["pairs"] if one["peak"][OVERLAY] > one["peak"][STOCK]]
-    shown = found["pairs"] if arguments.each else sorted(more, key=_ratio, reverse=True)
+    more = [one for one in figures["pairs"] if one["peak"][OVERLAY] > one["peak"][STOCK]]
+    shown = sorted(more, key=lambda one: one["peak"][OVERLAY] / one["peak"][STOCK], reverse=True)
     report.rows += [Row(one["pair"], "B", one["peak"][STOCK], one["peak"][OVERLAY], where) for one in shown]
     report.targets.append(Target("pairs that take more than stock", len(more), 0))
     report.notes.append("peak beyond the source, the result included; mean: geometric")
-    if not found["patched"]:
-        report.notes.append(NOT_PATCHED)
-
-
-def _ratio(one: dict[str, Any]) -> float:
-    return one["peak"][OVERLAY] / one["peak"][STOCK]
 
 
 # --- in a process of its own
 
 
 def measure(size: int, rank: int, only: str, gpu: bool) -> dict[str, Any]:
-    """The peak of each pair, by side."""
     from . import pairs
 
     chosen = [pair for pair in all_pairs() if only in str(pair)]
@@ -72,11 +64,10 @@ def measure(size: int, rank: int, only: str, gpu: bool) -> dict[str, Any]:
         raise SystemExit(f"bench memory: no pair has {only!r} in it")
     peaks = {side: [one.peak for one in peaks_of(side, chosen, pairs.shape_of(size), rank, gpu)] for side in SIDES}
     return {
-        "patched": redistribution_patched(),
         "pairs": [
             {"pair": str(pair), "move": pair.is_move, "peak": {side: peaks[side][number] for side in SIDES}}
             for number, pair in enumerate(chosen)
-        ],
+        ]
     }
 
 
@@ -90,7 +81,6 @@ def all_pairs() -> list[Pair]:
 
 
 def peaks_of(side: str, chosen: list[Pair], shape: tuple[int, int], rank: int, gpu: bool) -> list[Memory]:
-    """What each pair takes on one side."""
     import torch
 
     from . import pairs
@@ -102,9 +92,9 @@ def peaks_of(side: str, chosen: list[Pair], shape: tuple[int, int], rank: int, g
     with warnings.catch_warnings(), torch.no_grad(), fake_world(rank, 8), on(side), where:
         warnings.simplefilter("ignore")
         mesh = pairs.flattened_mesh(SIZES)
-        found = []
+        memories = []
         for _, alike in itertools.groupby(chosen, key=lambda pair: pair.source):
             some = list(alike)
             move = pairs.source_tensor(some[0], mesh, shape).redistribute
-            found += allocated([functools.partial(move, mesh, pairs.placements(pair.target)) for pair in some])
-        return found
+            memories += allocated([functools.partial(move, mesh, pairs.placements(pair.target)) for pair in some])
+        return memories

@@ -34,29 +34,29 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     if any(world % 64 or world < 64 for world in worlds):
         raise SystemExit(f"bench mesh: worlds must be multiples of 64, got {worlds}")
     for world in worlds:
-        found = {}
+        figures = {}
         for side in SIDES:
             print(f"mesh: {side}, {world:,} ranks", file=sys.stderr)
-            found[side] = process.fresh("mesh:measure", side=side, world=world, repeats=arguments.repeats)
+            figures[side] = process.fresh("mesh:measure", side=side, world=world, repeats=arguments.repeats)
         for name in (*PARTS, TOTAL, SIZE, INIT):
             unit = "B" if name == SIZE else "s"
-            report.rows.append(Row(name, unit, found[STOCK][name], found[OVERLAY][name], {"ranks": world}))
-        report.facts[str(world)] = {side: found[side]["facts"] for side in SIDES}
+            report.rows.append(Row(name, unit, figures[STOCK][name], figures[OVERLAY][name], {"ranks": world}))
+        report.facts[str(world)] = {side: figures[side]["facts"] for side in SIDES}
     report.targets += targets(report, worlds)
     report.notes += notes(report, worlds)
 
 
 def targets(report: Report, worlds: list[int]) -> list[Target]:
     """What issue 2 asks of the largest mesh; the ratios mean nothing on a small one, so it must be the million."""
-    found = [Target(f"bytes of a view, {worlds[-1]:,} ranks", report.row(SIZE, ranks=worlds[-1]).overlay, 16 * 1024)]
+    goals = [Target(f"bytes of a view, {worlds[-1]:,} ranks", report.row(SIZE, ranks=worlds[-1]).overlay, 16 * 1024)]
     if len(worlds) > 1:
         first, last = (report.row(TOTAL, ranks=world).overlay for world in (worlds[0], worlds[-1]))
-        found.append(Target(f"overlay's view, {worlds[-1]:,} ranks over {worlds[0]:,}", last / first, 2.0))
+        goals.append(Target(f"overlay's view, {worlds[-1]:,} ranks over {worlds[0]:,}", last / first, 2.0))
     if worlds[-1] == LARGEST:
         view, init = report.row(TOTAL, ranks=LARGEST), report.row(INIT, ranks=LARGEST)
-        found.append(Target("view at a million ranks, times faster", view.gain or 0, 200, gain=True))
-        found.append(Target("init at a million ranks, times faster", init.gain or 0, 4, gain=True))
-    return found
+        goals.append(Target("view at a million ranks, times faster", view.gain or 0, 200, gain=True))
+        goals.append(Target("init at a million ranks, times faster", init.gain or 0, 4, gain=True))
+    return goals
 
 
 def notes(report: Report, worlds: list[int]) -> list[str]:
@@ -78,20 +78,20 @@ def measure(side: str, world: int, repeats: int) -> dict[str, Any]:
     with on(side):
         with fake_world(5, 64):  # first calls import and fill what is no part of the size
             _view_parts(_mesh(64), 2)
-        inits, found = [], {}
+        inits, figures = [], {}
         for turn in range(repeats):
             with fake_world(world // 2 + 5, world):
                 seconds, calls, mesh = _init(world)
                 inits.append(seconds)
                 if turn == 0:
-                    found = _views(mesh, repeats)
+                    figures = _views(mesh, repeats)
                 del mesh
             gc.collect()
             if sum(inits) > 30:  # the median of fewer, rather than minutes
                 break
-    found[INIT] = clock.median(inits)
-    found["facts"] |= {"init_repeats": len(inits), "new_group_calls": calls}
-    return found
+    figures[INIT] = clock.median(inits)
+    figures["facts"] |= {"init_repeats": len(inits), "new_group_calls": calls}
+    return figures
 
 
 def _mesh(world: int):
@@ -117,11 +117,11 @@ def _views(mesh, repeats: int) -> dict[str, Any]:
     _view_parts(mesh, 2)  # building the mesh has emptied the processor's caches
     count = clock.often_enough(sum(_view_parts(mesh, 2).values()), most=200)
     blocks = [_view_parts(mesh, count) for _ in range(max(repeats, 7))]
-    found: dict[str, Any] = {part: clock.median(block[part] for block in blocks) for part in PARTS}
-    found[TOTAL] = clock.median(sum(block.values()) for block in blocks)
-    found[SIZE] = _bytes(mesh, min(count, 20))
-    found["facts"] = {"views_a_block": count, "blocks": len(blocks)}
-    return found
+    figures: dict[str, Any] = {part: clock.median(block[part] for block in blocks) for part in PARTS}
+    figures[TOTAL] = clock.median(sum(block.values()) for block in blocks)
+    figures[SIZE] = _bytes(mesh, min(count, 20))
+    figures["facts"] = {"views_a_block": count, "blocks": len(blocks)}
+    return figures
 
 
 def _view_parts(mesh, count: int) -> dict[str, float]:

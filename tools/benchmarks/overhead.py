@@ -15,7 +15,7 @@ from typing import Any
 
 from . import clock, process
 from .report import Report, Row, Target
-from .sides import NOT_PATCHED, OVERLAY, SIDES, STOCK, in_turns, on, redistribution_patched
+from .sides import OVERLAY, SIDES, STOCK, in_turns, on
 
 KINDS = HIT, MISS, FIRST = "plan hit", "plan miss", "plan first"
 
@@ -24,25 +24,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--axes", type=int, nargs="+", default=[1, 2, 3, 4], metavar="N", help="meshes of 2 ** N ranks")
     parser.add_argument("--calls", type=int, default=50, help="calls in a block of hits")
     parser.add_argument("--rounds", type=int, default=4, help="of four turns: stock, overlay, overlay, stock")
-    parser.add_argument("--each", action="store_true", help="a row for every pair")
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
     for axes in arguments.axes:
         print(f"overhead: {axes} axes", file=sys.stderr)
         how = dict(axes=axes, calls=arguments.calls, rounds=arguments.rounds)
-        found = process.fresh("overhead:measure", **how)
-        report.facts[str(axes)] = found["pairs"]
+        figures = report.facts[str(axes)] = process.fresh("overhead:measure", **how)
         for kind in KINDS:
-            _add_rows(report, found["pairs"], kind, axes, arguments.each)
+            _add_rows(report, figures, kind, axes)
     report.notes.append(
         "CPU time by call of DTensor.redistribute, autograd off; mean: geometric, over the pairs of a mesh"
     )
-    if not found["patched"]:
-        report.notes.append(NOT_PATCHED)
 
 
-def _add_rows(report: Report, pairs: dict[str, Any], kind: str, axes: int, each: bool) -> None:
+def _add_rows(report: Report, pairs: dict[str, Any], kind: str, axes: int) -> None:
     where = {"axes": axes}
     means = [clock.geometric_mean(pair[kind][side] for pair in pairs.values()) for side in SIDES]
     report.rows.append(Row(f"{kind}, mean", "s", *means, where))
@@ -50,10 +46,6 @@ def _add_rows(report: Report, pairs: dict[str, Any], kind: str, axes: int, each:
     report.rows.append(Row(f"{kind}, worst pair", "s", worst[kind][STOCK], worst[kind][OVERLAY], where))
     report.notes.append(f"{kind}, worst of {len(pairs)} pairs: {name}")
     report.targets.append(Target(f"{kind}, {axes} axes, times faster", means[0] / means[1], 1, gain=True))
-    if each:
-        report.rows += [
-            Row(f"{kind}, {name}", "s", one[kind][STOCK], one[kind][OVERLAY], where) for name, one in pairs.items()
-        ]
 
 
 def patterns(axes: int) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -62,7 +54,7 @@ def patterns(axes: int) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     def turning(*codes: str) -> tuple[str, ...]:
         return tuple(codes[axis % len(codes)] for axis in range(axes))
 
-    found = [
+    pairs = [
         (turning("S0"), turning("R")),
         (turning("R"), turning("S0")),
         (turning("S0"), turning("S1")),
@@ -70,15 +62,14 @@ def patterns(axes: int) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         (turning("P"), turning("S0")),
     ]
     if axes > 1:
-        found += [(turning("S0", "S1"), turning("S1", "S0")), (turning("P", "S0"), turning("R", "S1"))]
-    return found
+        pairs += [(turning("S0", "S1"), turning("S1", "S0")), (turning("P", "S0"), turning("R", "S1"))]
+    return pairs
 
 
 # --- in a process of its own
 
 
 def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
-    """CPU seconds a call, by pair, kind and side."""
     import torch
 
     from . import pairs
@@ -87,7 +78,6 @@ def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
     sizes = (2,) * axes
     chosen = [pairs.Pair(sizes, source, target) for source, target in patterns(axes)]
     with fake_world(2**axes // 2, 2**axes), torch.no_grad():
-        patched = redistribution_patched()
         meshes = {}
         for side in SIDES:
             with on(side):
@@ -100,13 +90,12 @@ def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
                 return {str(pair): _one_turn(pair, meshes[side], calls, new) for pair in chosen}
 
         turns = in_turns(all_pairs, rounds)
-    medians = {
+    return {
         str(pair): {
             kind: {side: clock.median(one[str(pair)][kind] for one in turns[side]) for side in SIDES} for kind in KINDS
         }
         for pair in chosen
     }
-    return {"patched": patched, "pairs": medians}
 
 
 _MISSES = 8
@@ -150,7 +139,6 @@ def _nothing_known():
 
 
 def _source(pair, mesh, whole: tuple[int, ...]):
-    """A DTensor of this shape; nobody looks at its values."""
     import torch
     from torch.distributed.tensor import DTensor
 

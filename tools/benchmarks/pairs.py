@@ -52,12 +52,12 @@ class Pair:
 
 def fixed(ranks: int) -> list[Pair]:
     """The set that numbers are compared on, the meshes of this many ranks."""
-    found = []
+    pairs = []
     for sizes, text in _FIXED.items():
         for one in text.replace(" -> ", "->").split():
             source, target = one.split("->")
-            found.append(Pair(sizes, tuple(source.split(",")), tuple(target.split(","))))
-    return [pair for pair in found if math.prod(pair.sizes) == ranks]
+            pairs.append(Pair(sizes, tuple(source.split(",")), tuple(target.split(","))))
+    return [pair for pair in pairs if math.prod(pair.sizes) == ranks]
 
 
 def fewer(ranks: int) -> list[Pair]:
@@ -69,13 +69,13 @@ def random_moves(count: int, seed: int, ranks: int) -> list[Pair]:
     """So many moves that aren't no-ops, on the same meshes."""
     rng = random.Random(seed)
     meshes = [sizes for sizes in _FIXED if math.prod(sizes) == ranks]
-    found: list[Pair] = []
-    while len(found) < count:
+    moves: list[Pair] = []
+    while len(moves) < count:
         sizes = rng.choice(meshes)
         source, target = (tuple(rng.choice(("R", "S0", "S1")) for _ in sizes) for _ in range(2))
         if source != target:
-            found.append(Pair(sizes, source, target))
-    return found
+            moves.append(Pair(sizes, source, target))
+    return moves
 
 
 def placements(codes: tuple[str, ...]) -> tuple[Placement, ...]:
@@ -113,7 +113,6 @@ def local_source(pair: Pair, at: tuple[int, ...], shape: tuple[int, int]) -> tor
 
 
 def local_target(pair: Pair, at: tuple[int, ...], shape: tuple[int, int]) -> torch.Tensor:
-    """What it must end with."""
     factor, offset = 1, {c: float(_share(pair, c)) for c in _cells(pair.sizes)}
     for axis, code in enumerate(pair.source):
         if code not in ("P", "A"):
@@ -161,11 +160,11 @@ def _cut(whole: torch.Tensor, codes: tuple[str, ...], sizes: tuple[int, ...], at
 def parameters(mesh: DeviceMesh, size: int, count: int) -> dict[str, DTensor]:
     """Parameters of one size in bytes, of different shapes, types and placements; the same on every rank."""
     ends = [(Shard(0), Shard(1)), (Shard(0), Replicate()), (Shard(0), Shard(0)), (Shard(1), Shard(0))]
-    found = {}
+    tensors = {}
     for number in range(count):
         dtype = getattr(torch, TYPES[number % len(TYPES)])
         elements = size // dtype.itemsize
         rows = 1 << (elements.bit_length() // 2 + number % 3 - 1)
         whole = (torch.arange(elements) % 251 + number).to(dtype).view(rows, -1)
-        found[f"p{number}"] = distribute_tensor(whole, mesh, ends[number // 4 % 4], src_data_rank=None)
-    return found
+        tensors[f"p{number}"] = distribute_tensor(whole, mesh, ends[number // 4 % 4], src_data_rank=None)
+    return tensors

@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, report: Report) -> None:
     shape = tuple(arguments.shape)
     chosen = pairs()[:: arguments.every]
-    found = [(source, target, counts(source, target, shape, arguments.device)) for source, target in chosen]
+    counted = [(source, target, counts(source, target, shape, arguments.device)) for source, target in chosen]
     for kind in (MOVES, REDUCTIONS):
-        some = [count for source, _, count in found if ("P" in source) == (kind == REDUCTIONS)]
-        for at, what, unit in ((0, "collectives", ""), (1, "bytes to the busiest rank", "B")):
+        some = [count for source, _, count in counted if ("P" in source) == (kind == REDUCTIONS)]
+        for at, name, unit in ((0, "collectives", ""), (1, "bytes to the busiest rank", "B")):
             sums = (sum(count[side][at] for count in some) for side in SIDES)
-            report.rows.append(Row(what, unit, *sums, {"pairs": f"{len(some)} {kind}"}))
-    worse = [f"{source} -> {target}" for source, target, count in found if count[OVERLAY][0] > count[STOCK][0]]
+            report.rows.append(Row(name, unit, *sums, {"pairs": f"{len(some)} {kind}"}))
+    worse = [f"{source} -> {target}" for source, target, count in counted if count[OVERLAY][0] > count[STOCK][0]]
     report.targets.append(Target("pairs in which the overlay takes more collectives than stock", len(worse), 0))
     report.notes.append(
         f"{shape[0]}x{shape[1]} float32, (2,2,2) mesh of {arguments.device}, all views flattened on both sides"

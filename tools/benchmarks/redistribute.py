@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import clock, process
 from .report import Report, Row, Target
-from .sides import NOT_PATCHED, OVERLAY, SIDES, STOCK, in_turns, on, redistribution_patched
+from .sides import OVERLAY, SIDES, STOCK, in_turns, on
 from .table import shown
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1, help="of four turns: stock, overlay, overlay, stock")
     parser.add_argument("--batches", type=int, default=2, help="timed batches a turn")
-    parser.add_argument("--each", action="store_true", help="a row for every pair")
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
@@ -50,37 +49,33 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     for size in arguments.sizes:
         pairs.shape_of(size)
     print(f"redistribute: {len(chosen)} pairs, {len(arguments.sizes)} sizes, {ranks} gloo ranks", file=sys.stderr)
-    how = dict(rounds=arguments.rounds, batches=arguments.batches)
-    found = process.ranks("redistribute:measure", ranks, sizes=arguments.sizes, which=which, **how)
-    report.facts |= found
+    how = dict(sizes=arguments.sizes, which=which, rounds=arguments.rounds, batches=arguments.batches)
+    rows = report.facts["pairs"] = process.ranks("redistribute:measure", ranks, **how)
     for size in arguments.sizes:
-        _add_rows(report, [one for one in found["pairs"] if one["bytes"] == size], size, arguments.each)
-    _add_counts(report, found["pairs"])
+        _add_rows(report, [one for one in rows if one["bytes"] == size], size)
+    _add_counts(report, rows)
     report.notes.append("time: from barrier to barrier on rank 0, by call, best batch; mean: geometric")
-    if not found["patched"]:
-        report.notes.append(NOT_PATCHED)
 
 
 def choose(ranks: int, count: int | None, only: str, random: int, seed: int) -> list[Pair]:
     """The pairs to measure: the same on every rank."""
     from . import pairs
 
-    found = pairs.random_moves(random, seed, ranks) if random else pairs.fixed(ranks)
-    return [pair for pair in found if only in str(pair)][:count]
+    known = pairs.random_moves(random, seed, ranks) if random else pairs.fixed(ranks)
+    return [pair for pair in known if only in str(pair)][:count]
 
 
-def _add_rows(report: Report, found: list[dict[str, Any]], size: int, each: bool) -> None:
-    """The geometric mean of both kinds, the pair that gained least, and each pair if asked; then the targets."""
+def _add_rows(report: Report, rows: list[dict[str, Any]], size: int) -> None:
     where = {"bytes": size}
     for kind in (MOVES, REDUCTIONS):
-        times = [one["seconds"] for one in found if one["move"] == (kind == MOVES)]
+        times = [one["seconds"] for one in rows if one["move"] == (kind == MOVES)]
         if times:
             means = (clock.geometric_mean(one[side] for one in times) for side in SIDES)
             report.rows.append(Row(f"{kind}, mean of {len(times)}", "s", *means, where))
             if kind == MOVES and size in HELD:
                 gain = report.rows[-1].gain or 0
                 report.targets.append(Target(f"{size // MB} MB, {kind}, times faster", gain, 2, gain=True))
-    slowest = max(found, key=lambda one: one["seconds"][OVERLAY] / one["seconds"][STOCK])
+    slowest = max(rows, key=lambda one: one["seconds"][OVERLAY] / one["seconds"][STOCK])
     seconds = slowest["seconds"]
     report.rows.append(Row("worst pair", "s", seconds[STOCK], seconds[OVERLAY], where))
     report.notes.append(f"worst at {shown(size, 'B')}: {slowest['pair']}")
@@ -89,19 +84,17 @@ def _add_rows(report: Report, found: list[dict[str, Any]], size: int, each: bool
         report.targets.append(
             Target(f"{size // MB} MB, worst ({slowest['pair']}), times faster", gain, 0.91, gain=True)
         )
-    if each:
-        report.rows += [Row(one["pair"], "s", one["seconds"][STOCK], one["seconds"][OVERLAY], where) for one in found]
 
 
-def _add_counts(report: Report, found: list[dict[str, Any]]) -> None:
+def _add_counts(report: Report, rows: list[dict[str, Any]]) -> None:
     """Collectives that a rank ran, each pair once at each size, and how many results were wrong on any rank."""
     for kind in (MOVES, REDUCTIONS):
-        some = [one for one in found if one["move"] == (kind == MOVES)]
+        some = [one for one in rows if one["move"] == (kind == MOVES)]
         counts = (sum(one["collectives"][side] for one in some) for side in SIDES)
         if some:
             report.rows.append(Row(f"collectives of {len(some)} {kind}", "", *counts))
-    wrong = {side: [one for one in found if one["wrong"][side]] for side in SIDES}
-    report.rows.append(Row(f"wrong results of {len(found)}", "", *(len(wrong[side]) for side in SIDES)))
+    wrong = {side: [one for one in rows if one["wrong"][side]] for side in SIDES}
+    report.rows.append(Row(f"wrong results of {len(rows)}", "", *(len(wrong[side]) for side in SIDES)))
     report.targets.append(Target("wrong results, overlay", len(wrong[OVERLAY]), 0))
     for side in SIDES:
         report.notes += [f"{side}: wrong at {one['bytes']:,} bytes: {one['pair']}" for one in wrong[side]]
@@ -110,27 +103,23 @@ def _add_counts(report: Report, found: list[dict[str, Any]]) -> None:
 # --- on every rank
 
 
-def measure(rank: int, size: int, port: int, sizes: list[int], which: dict[str, Any], rounds: int, batches: int) -> Any:
+def measure(rank: int, sizes: list[int], which: dict[str, Any], rounds: int, batches: int) -> Any:
     """Times, checks and counts of every pair at every size, as rank 0 sees them (wrong: as any rank does)."""
     import torch
     import torch.distributed as dist
 
     from . import pairs
 
-    store = dist.TCPStore("localhost", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    chosen = choose(size, **which)
-    patched = redistribution_patched()
+    chosen = choose(dist.get_world_size(), **which)
     meshes = {}
     for side in SIDES:
         with on(side):
             meshes[side] = {sizes: pairs.flattened_mesh(sizes) for sizes in dict.fromkeys(p.sizes for p in chosen)}
-    found = []
+    rows = []
     with torch.no_grad():
         for size_in_bytes in sizes:
-            found += one_size(chosen, meshes, size_in_bytes, rounds, batches)
-    dist.destroy_process_group()
-    return {"patched": patched, "pairs": found}
+            rows += one_size(chosen, meshes, size_in_bytes, rounds, batches)
+    return rows
 
 
 def one_size(chosen: list, meshes: dict, size: int, rounds: int, batches: int) -> list[dict[str, Any]]:
@@ -201,7 +190,6 @@ def _check(pair, source, mesh) -> tuple[bool, int]:
 
 
 def _best_batch(source, mesh, target, calls: int, batches: int) -> float:
-    """Wall seconds of one call, in the best batch."""
     import torch.distributed as dist
 
     source.redistribute(mesh, target)  # the first of a turn plans and allocates

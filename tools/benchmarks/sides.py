@@ -15,7 +15,6 @@ Figures = TypeVar("Figures")
 
 STOCK, OVERLAY = "stock", "overlay"
 SIDES = (STOCK, OVERLAY)
-_REDISTRIBUTION = "torch.distributed.tensor"
 
 
 def in_turns(
@@ -24,12 +23,8 @@ def in_turns(
     """Measure several ways, usually the two sides, in turns, and return the figures of each way.
 
     A round goes through the ways and back (stock, overlay, overlay, stock), so a machine that gets slower or faster
-    is as bad for each of them. All ranks must call this with the same ways.
-
-    Args:
-        measure: takes one turn, on the way that it is given.
-        warm_up: let each way have one turn before the rounds. That turn imports, plans and compiles, so its figures
-            are dropped.
+    is as bad for each of them. All ranks must call this with the same ways. With `warm_up` each way has one turn before
+    the rounds, which imports, plans and compiles; its figures are dropped.
     """
     ways = tuple(ways)
     if warm_up:
@@ -43,11 +38,7 @@ def in_turns(
 
 @contextlib.contextmanager
 def on(side: str, **options: str) -> Iterator[None]:
-    """Run the block on this side, under the overlay with these options.
-
-    Raises:
-        RuntimeError: the overlay is on already, so stock would not be stock.
-    """
+    """Run the block on this side, under the overlay with these options."""
     if torch_overlay.is_enabled():
         raise RuntimeError(f"the overlay is on already: what is measured as {side!r} would be something else")
     if side == STOCK:
@@ -55,12 +46,3 @@ def on(side: str, **options: str) -> Iterator[None]:
         return
     with torch_overlay.enabled(**options):
         yield
-
-
-def redistribution_patched() -> bool:
-    """Whether the overlay, when on, replaces anything of DTensor's; call it with torch.distributed.tensor imported."""
-    with on(OVERLAY):
-        return any(row.state == "on" and row.target.startswith(_REDISTRIBUTION) for row in torch_overlay.status().rows)
-
-
-NOT_PATCHED = "redistribution isn't patched by this overlay: both sides run torch's own, and the ratio shows the noise"

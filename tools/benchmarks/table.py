@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from torch_overlay.show.words import aligned
 
 from .report import Report, Target
 
@@ -39,36 +35,19 @@ def times(gain: float | None) -> str:
     return f"{gain:.2f}x" if gain < 10 else f"{gain:.1f}x" if gain < 100 else f"{gain:,.0f}x"
 
 
-def print_report(report: Report, console: Console | None = None) -> None:
-    """The tables, on standard output unless told otherwise: between 80 and 120 columns wide, as the terminal is."""
-    columns = shutil.get_terminal_size().columns
-    console = console or Console(width=max(80, min(120, columns)), highlight=False, markup=False)
-    console.print(f"\n{report.bench}, torch {report.torch}")
-    console.print(_rows(report))
-    if report.targets:
-        console.print(_targets(report))
-    for note in report.notes:
-        console.print(f"- {note}", soft_wrap=True)
-
-
-def _rows(report: Report) -> Table:
-    """One line a row; a rule where the place changes."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def print_report(report: Report) -> None:
+    print(f"\n{report.bench}, torch {report.torch}\n")
     keys = list(dict.fromkeys(key for row in report.rows for key in row.where))
-    for key in keys:
-        table.add_column(key, justify="right")
-    table.add_column("measured")
-    for column in ("stock", "overlay", "better"):
-        table.add_column(column, justify="right", no_wrap=True)
-    before = None
+    rows = [(*keys, "measured", "stock", "overlay", "better")]
     for row in report.rows:
         place = [_place(key, row.where.get(key)) for key in keys]
-        if before is not None and place != before:
-            table.add_section()
-        cells = place if place != before else [""] * len(keys)
-        table.add_row(*cells, row.name, shown(row.stock, row.unit), shown(row.overlay, row.unit), times(row.gain))
-        before = place
-    return table
+        rows.append((*place, row.name, shown(row.stock, row.unit), shown(row.overlay, row.unit), times(row.gain)))
+    right = {*range(len(rows[0]))} - {len(keys)}
+    print(*aligned(rows, right), sep="\n")
+    if report.targets:
+        targets = [(target.name, *_against(target), "met" if target.met else "MISSED") for target in report.targets]
+        print("", *aligned([("target", "measured", "wanted", ""), *targets], (1, 2)), sep="\n")
+    print("", *(f"- {note}" for note in report.notes), sep="\n")
 
 
 def _place(key: str, value: object) -> str:
@@ -77,18 +56,7 @@ def _place(key: str, value: object) -> str:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _targets(report: Report) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("target")
-    for column in ("measured", "wanted", ""):
-        table.add_column(column, justify="right", no_wrap=True)
-    for target in report.targets:
-        table.add_row(target.name, *_against(target), "met" if target.met else "MISSED")
-    return table
-
-
 def _against(target: Target) -> tuple[str, str]:
-    """What was measured and what is wanted."""
     if target.gain:
         return times(target.value), f"at least {times(target.bound)}"
     value, bound = (f"{number:.3g}" if number < 1000 else f"{number:,.0f}" for number in (target.value, target.bound))

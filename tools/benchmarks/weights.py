@@ -1,14 +1,14 @@
 """Weights from a trainer's mesh to its servers: a `Transfer` beside what people write by hand.
 
 On 8 gloo ranks, without the overlay: FSDP x TP on ranks 0 to 3, TP on 4 to 7; a Llama's weights, in bfloat16. All ways
-run in the same processes, in turns, into the same targets; each is compared with the whole weights, bit by bit. CPU
-time is that of all ranks. Ways by hand are planned before they are timed, as a `Transfer` is.
+run in the same processes, in turns, into the same targets; each is compared with the whole weights, bit by bit, but
+for a bare all-to-all of the same bytes, which is what the wire takes. CPU time is that of all ranks. Ways by hand are
+planned before they are timed, as a `Transfer` is.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TRAIN, SERVE = range(4), range(4, 8)
-OURS, KEEPING = "Transfer.run", "Transfer.run, buffers kept"
-WAYS = ("gather, broadcast, cut", "one packed message a peer", "redistribute and copy", KEEPING, OURS)
+OURS, KEEPING, BARE = "Transfer.run", "Transfer.run, buffers kept", "a bare all-to-all, which packs nothing"
+BY_HAND = ("gather, broadcast, cut", "redistribute and copy")
+WAYS = (*BY_HAND, BARE, KEEPING, OURS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,48 +35,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, report: Report) -> None:
     print(f"weights: {arguments.layers} layers of width {arguments.width}, 8 gloo ranks", file=sys.stderr)
     given = {"layers": arguments.layers, "width": arguments.width, "rounds": arguments.rounds}
-    found = process.ranks("weights:measure", 8, **given)
-    for what, unit in (("wall", "s"), ("cpu", "s"), ("collectives", "")):
+    figures = process.ranks("weights:measure", 8, **given)
+    for name, unit in (("wall", "s"), ("cpu", "s"), ("collectives", "")):
         for way in WAYS[:-1]:
-            report.rows.append(Row(f"{way}: {what}", unit, found[way][what], found[OURS][what], {"way": way}))
-    report.facts["weights"] = found
-    report.notes.append(f"{found['tensors']} tensors of {found['bytes'] / 1e6:.0f} MB; stock is the way by hand")
-    report.targets.append(Target("wrong results", found["wrong"], 0))
-    for way in WAYS[:-2]:
-        report.targets.append(Target(f"wall of {way}", found[way]["wall"] / found[OURS]["wall"], 1, gain=True))
+            report.rows.append(Row(name, unit, figures[way][name], figures[OURS][name], {"way": way}))
+    report.facts["weights"] = figures
+    report.notes.append(f"{figures['tensors']} tensors of {figures['bytes'] / 1e6:.0f} MB; stock is the other way")
+    report.targets.append(Target("wrong results", figures["wrong"], 0))
+    for way in BY_HAND:
+        report.targets.append(Target(f"wall of {way}", figures[way]["wall"] / figures[OURS]["wall"], 1, gain=True))
 
 
 def shapes(layers: int, width: int) -> dict[str, tuple[tuple[int, ...], int | None]]:
     """Of each weight its shape and the dim that tensor parallelism cuts."""
-    found: dict[str, tuple[tuple[int, ...], int | None]] = {"embed": ((8 * width, width), 0), "norm": ((width,), None)}
+    cuts: dict[str, tuple[tuple[int, ...], int | None]] = {"embed": ((8 * width, width), 0), "norm": ((width,), None)}
     for layer in range(layers):
         for name in "qkv":
-            found[f"{layer}.{name}"] = (width, width), 0
-        found |= {f"{layer}.o": ((width, width), 1), f"{layer}.down": ((width, 2 * width), 1)}
-        found |= {f"{layer}.{name}": ((2 * width, width), 0) for name in ("gate", "up")}
-        found |= {f"{layer}.norm{number}": ((width,), None) for number in (1, 2)}
-    return found
+            cuts[f"{layer}.{name}"] = (width, width), 0
+        cuts |= {f"{layer}.o": ((width, width), 1), f"{layer}.down": ((width, 2 * width), 1)}
+        cuts |= {f"{layer}.{name}": ((2 * width, width), 0) for name in ("gate", "up")}
+        cuts |= {f"{layer}.norm{number}": ((width,), None) for number in (1, 2)}
+    return cuts
 
 
 # --- on every rank
 
 
-def measure(rank: int, size: int, port: int, layers: int, width: int, rounds: int) -> dict[str, Any]:
-    """Times and checks, as rank 0 sees them."""
+def measure(rank: int, layers: int, width: int, rounds: int) -> dict[str, Any]:
     import torch
-    import torch.distributed as dist
 
-    store = dist.TCPStore("localhost", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     whole = {}
     for number, (name, (shape, _)) in enumerate(shapes(layers, width).items()):
         whole[name] = torch.arange(torch.Size(shape).numel()).remainder(249 + number % 7).bfloat16().reshape(shape)
+    cuts = {name: dim for name, (_, dim) in shapes(layers, width).items()}
     with torch.no_grad():
-        found = _measured(
-            rank, whole, *_sides(whole, {n: dim for n, (_, dim) in shapes(layers, width).items()}), rounds
-        )
-    dist.destroy_process_group()
-    return found
+        return _measured(rank, whole, *_sides(whole, cuts), rounds)
 
 
 def _sides(whole: dict[str, Any], cuts: dict[str, int | None]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -100,19 +94,21 @@ def _measured(
 
     sends = rank in TRAIN
     ways = _ways(rank, whole, source, target)
-    found: dict[str, Any] = {"tensors": len(whole), "bytes": sum(t.nbytes for t in whole.values()), "wrong": 0}
+    figures: dict[str, Any] = {"tensors": len(whole), "bytes": sum(t.nbytes for t in whole.values()), "wrong": 0}
     for way, call in ways.items():
-        for each in target.values():
+        for each in target.values() if way != BARE else ():
             each.to_local().zero_()
         with CommDebugMode() as counted:
             call()
-        wrong = 0 if sends else sum(not _is_right(each, whole[name], rank) for name, each in target.items())
-        found["wrong"] += int(summed(wrong))
-        found[way] = {"collectives": counted.get_total_counts()}
+        wrong = (
+            0 if sends or way == BARE else sum(not _is_right(each, whole[name], rank) for name, each in target.items())
+        )
+        figures["wrong"] += int(summed(wrong))
+        figures[way] = {"collectives": counted.get_total_counts()}
     timed = in_turns(lambda way: seconds_of_all_ranks(ways[way]), rounds, ways, warm_up=False)  # counting warmed up
     for way, turns in timed.items():
-        found[way] |= {clock: min(turn[clock] for turn in turns) for clock in ("wall", "cpu")}
-    return found
+        figures[way] |= {clock: min(turn[clock] for turn in turns) for clock in ("wall", "cpu")}
+    return figures
 
 
 def _ways(
@@ -142,8 +138,19 @@ def _ways(
         for name, each in new.items() if not sends else ():
             target[name].to_local().copy_(each.to_local())
 
-    packed = _packed(_parts(source, target, rank), sends)
-    return dict(zip(WAYS, (by_hand, packed, redistributed, keeping.run, sync.run)))
+    return dict(zip(WAYS, (by_hand, redistributed, _bare(sync), keeping.run, sync.run)))
+
+
+def _bare(transfer: Any) -> Callable[[], Any]:
+    """The bytes that go from rank to rank in a transfer, in buffers that are there."""
+    import torch
+    import torch.distributed as dist
+
+    sent, rank = transfer._flow().sent, dist.get_rank()
+    ranks = range(dist.get_world_size())
+    out, into = ([sent[pair] for pair in pairs] for pairs in zip(*[((rank, n), (n, rank)) for n in ranks]))
+    given, came = (torch.zeros(sum(sizes), dtype=torch.uint8) for sizes in (out, into))
+    return lambda: dist.all_to_all_single(came, given, into, out)
 
 
 def _is_right(tensor: Any, whole: Any, rank: int) -> bool:
@@ -151,59 +158,3 @@ def _is_right(tensor: Any, whole: Any, rank: int) -> bool:
 
     cut = tensor.placements[0]
     return torch.equal(tensor.to_local(), whole.chunk(4, cut.dim)[rank - 4] if cut.is_shard() else whole)
-
-
-def _box(tensor: Any, at: int) -> list[tuple[int, int]]:
-    """Start and end along each dim of what a place of the tensor's mesh has."""
-    mesh, ends = tensor.device_mesh, [(0, length) for length in tensor.shape]
-    coordinate = [int(each) for each in (mesh.mesh == at).nonzero()[0]]
-    for place, axis, size in zip(coordinate, tensor.placements, mesh.shape):
-        if axis.is_shard():
-            low, high = ends[axis.dim]
-            step = (high - low) // size
-            ends[axis.dim] = low + place * step, low + (place + 1) * step
-    return ends
-
-
-def _parts(source: dict[str, Any], target: dict[str, Any], rank: int) -> dict[int, list[Any]]:
-    """By the other rank, what of this rank's tensors it gets, or sends."""
-    parts: dict[int, list[Any]] = {}
-    for name in source:
-        for sender, receiver in itertools.product(TRAIN, SERVE):
-            if rank not in (sender, receiver):
-                continue
-            if not source[name].placements[1].is_shard() and sender % 2 != receiver % 2:
-                continue  # replicas along TP share the servers
-            have, want = _box(source[name], sender), _box(target[name], receiver)
-            meets = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(have, want)]
-            if all(low < high for low, high in meets):
-                own, side = (have, source) if rank == sender else (want, target)
-                view = side[name].to_local()
-                for dim, ((low, high), (start, _)) in enumerate(zip(meets, own)):
-                    view = view.narrow(dim, low - start, high - low)
-                parts.setdefault(receiver if rank == sender else sender, []).append(view)
-    return parts
-
-
-def _packed(parts: dict[int, list[Any]], sends: bool) -> Callable[[], None]:
-    """One message from each trainer to each server, packed by `torch.cat`."""
-    import torch
-    import torch.distributed as dist
-
-    sizes = {peer: sum(view.numel() for view in views) for peer, views in parts.items()}
-
-    def go() -> None:
-        works, came = [], {}
-        for peer, views in parts.items():
-            if sends:
-                works.append(dist.isend(torch.cat([view.reshape(-1) for view in views]), peer))
-            else:
-                came[peer] = torch.empty(sizes[peer], dtype=torch.bfloat16)
-                works.append(dist.irecv(came[peer], peer))
-        for work in works:
-            work.wait()
-        for peer, flat in came.items():
-            for view, piece in zip(parts[peer], flat.split([view.numel() for view in parts[peer]])):
-                view.copy_(piece.view(view.shape))
-
-    return go

@@ -19,6 +19,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.parallel  # noqa: F401
 from fuzz_ranks import Ranks
 
+from torch_overlay.testing.pool import RankError
 from twins_ranks import MeshRecipe
 
 RANKS = 4
@@ -28,19 +29,10 @@ Found = dict[str, Any]  # check, outcome (right, one of BAD, or in words) and, w
 
 
 class Run(NamedTuple):
-    """What stages run on.
-
-    Attributes:
-        device: cuda, or cpu in a dry run.
-        ranks_per_gpu: how many ranks in a row share a device.
-        seconds: how long the ranks may take for a check.
-        nccl: the settings that its first stage found, None before and where there are none.
-    """
-
-    device: str
-    ranks_per_gpu: int = RANKS
-    seconds: float = 40.0
-    nccl: dict[str, str] | None = None
+    device: str  # cuda, or cpu in a dry run
+    ranks_per_gpu: int = RANKS  # how many ranks in a row share a device
+    seconds: float = 40.0  # how long the ranks may take for a check
+    nccl: dict[str, str] | None = None  # the settings that its first stage found, None before and where there are none
 
     @property
     def dry(self) -> bool:
@@ -85,21 +77,21 @@ def asked(
     where = f"{'stock' if stock else 'overlay'} on {backend}" + (", bound to its device" if bound else "")
     ranks = Ranks(RANKS, stock, run.seconds, **run.world(backend, bound))
     for check in checks:
-        found: Found = {"check": check.name, "where": where}
+        answer: Found = {"check": check.name, "where": where}
         if check.needs_gpu and run.dry:
-            yield found | {"outcome": NO_GPU}
+            yield answer | {"outcome": NO_GPU}
             continue
         begun = time.monotonic()
         try:
             outcome, more = ranks.ask(check)
-        except AssertionError as error:  # not all of them came up
+        except RankError as error:  # not all of them came up
             ranks.stop(kill=True)
             outcome, more = "hung", str(error)
         if check.dies:
             ranks.stop(kill=True)
         if stock and outcome in BAD:
             outcome = f"{outcome} on stock"
-        yield found | {"outcome": outcome, "seconds": round(time.monotonic() - begun, 2)} | _said(more)
+        yield answer | {"outcome": outcome, "seconds": round(time.monotonic() - begun, 2)} | _said(more)
     ranks.stop()
 
 
@@ -109,6 +101,5 @@ def _said(more: Any) -> Found:
     return {"text": more} if more else {}
 
 
-def figures(found: Sequence[Found]) -> list[Any]:
-    """The figures of several answers, None where one has none."""
-    return [one.get("figures") for one in found]
+def figures(answers: Sequence[Found]) -> list[Any]:
+    return [one.get("figures") for one in answers]

@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks import gpu_ranks
-
 from . import NO_GPU, RANKS, Check, Found, Run, asked, figures
+from .links import now
 from .moves import PERMUTED, pairs_on_a_mesh
 
-# The first that works is taken for all later stages; shared/tools/one_gpu says why these.
+# Of ranks that share a GPU: the first that works is taken for all later stages; shared/tools/one_gpu says why these.
 SETTINGS = (
     {"NCCL_MAX_CTAS": "2"},
     {"NCCL_MAX_CTAS": "2", "NCCL_CUMEM_ENABLE": "0"},
@@ -26,13 +25,13 @@ def nccl_smoke(run: Run) -> Iterator[Found]:
     """The settings, in a world that isn't bound to its device; then in one that is."""
     if run.dry:
         yield {"check": "settings", "outcome": NO_GPU}
-    for settings in () if run.dry else SETTINGS:
+    for settings in () if run.dry else SETTINGS if run.ranks_per_gpu > 1 else ({},):
         os.environ.update(settings)
-        (found,) = asked(run._replace(seconds=30.0), [Check(collectives)], "nccl")
-        if found["outcome"] == "right":
-            yield found | {"settings": settings}
+        (answer,) = asked(run._replace(seconds=30.0), [Check(collectives)], "nccl")
+        if answer["outcome"] == "right":
+            yield answer | {"settings": settings}
             break
-        yield found | {"outcome": "tried", "tried": settings, "came": found["outcome"]}
+        yield answer | {"outcome": "tried", "tried": settings, "came": answer["outcome"]}
         for name in settings:
             del os.environ[name]
     else:
@@ -54,11 +53,13 @@ def nccl_groups(run: Run) -> Iterator[Found]:
 
 def communicators(run: Run) -> Iterator[Found]:
     """Memory of the groups of a mesh with three sets of names, as the driver counts it for all ranks, by side."""
-    found = [next(asked(run, [Check(memory_of_groups)], run.best, stock=stock)) for stock in (True, False)]
-    yield from found
-    if all(figures(found)):
-        both = dict(zip(("stock", "overlay"), figures(found)))
-        yield {"check": "memory of groups, both sides", "outcome": "right", "figures": both}
+    for bound in (False, True)[: 1 if run.dry else 2]:
+        sides = (True, False)
+        answers = [next(asked(run, [Check(memory_of_groups)], run.best, stock=stock, bound=bound)) for stock in sides]
+        yield from answers
+        if all(figures(answers)):
+            both = dict(zip(("stock", "overlay"), figures(answers)))
+            yield {"check": "memory of groups, both sides", "outcome": "right", "figures": both}
 
 
 # --- on every rank
@@ -78,15 +79,15 @@ def collectives(mesh: Any, rank: int) -> dict[str, Any] | str:
     dist.reduce_scatter_tensor(part, torch.ones(4 * size, device=device))
     whole = torch.empty(8, device=device)
     dist.all_gather_into_tensor(whole, torch.full((4,), float(rank), device=device), group=mesh.get_group(1))
-    found = total[0].item(), got.tolist(), part[0].item(), whole[::4].tolist()
+    results = total[0].item(), got.tolist(), part[0].item(), whole[::4].tolist()
     wanted = (
         size * (size - 1) / 2,
         [10 * other + rank for other in range(size)],
         size,
         [rank // 2 * 2, rank // 2 * 2 + 1],
     )
-    if found != wanted:
-        return f"{found} instead of {wanted}"
+    if results != wanted:
+        return f"{results} instead of {wanted}"
     with open("/proc/self/maps") as file:
         loaded = {line.split()[-1].rpartition("/")[2] for line in file if "libnccl" in line}
     return {"loaded": sorted(loaded), "nccl": _nccl() if device == "cuda" else None}
@@ -111,9 +112,9 @@ def asynchronous(mesh: Any, rank: int) -> str | None:
         source = pairs.source_tensor(pair, mesh, (64, 32))
         result = source.redistribute(mesh, pairs.placements(pair.target), async_op=True)
         del source
-        found = torch.add(result.to_local(), 1)
+        got = torch.add(result.to_local(), 1)
         wanted = pairs.local_target(pair, tuple(mesh.get_coordinate()), (64, 32)) + 1
-        wrong += [str(pair)] * (not found.cpu().equal(wanted))
+        wrong += [str(pair)] * (not got.cpu().equal(wanted))
     return "; ".join(wrong) or None
 
 
@@ -168,16 +169,41 @@ def destroyed(mesh: Any, rank: int) -> str | None:
     return pairs_on_a_mesh(init_device_mesh(mesh.device_type, (2, 2), mesh_dim_names=("p", "q")), rank)
 
 
-def memory_of_groups(mesh: Any, rank: int) -> dict[str, int]:
+def memory_of_groups(mesh: Any, rank: int) -> dict[str, float]:
+    """Seconds and bytes for views as a trainer of a mixture of experts makes them, and the first collectives on each of
+    their groups: NCCL makes a communicator, and what it exchanges by, only then."""
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
 
     device = mesh.device_type
-    gpu_ranks._use(dist.group.WORLD, device)
-    gpu_ranks._now(device)
-    known, before = set(dist.distributed_c10d._world.pg_map), gpu_ranks.memory(device)
-    views = gpu_ranks._views(RANKS, device)
+    _use(dist.group.WORLD, device)
+    begun, known, before = now(device), set(dist.distributed_c10d._world.pg_map), _memory(device)
+    root = init_device_mesh(device, (RANKS,), mesh_dim_names=("world",))
+    names = (("pp", "dp", "cp"), ("pp", "dp_replicate", "fsdp"), ("pp", "efsdp", "ep"))
+    views = [root._unflatten(0, (2, RANKS // 4, 2), view) for view in names]
     made = [group for group in dist.distributed_c10d._world.pg_map if group not in known and group.size() > 1]
     for group in sorted(made, key=lambda group: group.group_name):
-        gpu_ranks._use(group, device)
-    gpu_ranks._now(device)
-    return {"views": len(views), "groups of this rank": len(made), "bytes": gpu_ranks.memory(device) - before}
+        _use(group, device)
+    seconds = now(device) - begun
+    counted = {"views": len(views), "groups of this rank": len(made), "bytes": _memory(device) - before}
+    return counted | {"seconds": seconds}
+
+
+def _use(group: Any, device: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(1, device=device), group=group)
+    given = torch.ones(group.size(), device=device)
+    dist.all_to_all_single(torch.empty_like(given), given, group=group)
+
+
+def _memory(device: str) -> int:
+    """Bytes in use on this rank's GPU, which NCCL's buffers are among; on a CPU those of the process."""
+    if device == "cuda":
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096

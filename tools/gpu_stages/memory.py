@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks import pairs
-from benchmarks.gpu_trees import peak
+from benchmarks.allocations import allocated
 
 from . import RANKS, Check, Found, Run, asked, figures
 from .groups import communicators
@@ -32,9 +32,24 @@ def peaks(mesh: Any, rank: int, shape: tuple[int, int]) -> dict[str, int]:
     import torch
 
     flat = pairs.flattened_mesh((2, 2), mesh.device_type)
-    found = {}
+    by_pair = {}
     for pair in pairs.fewer(RANKS):
         source, target = pairs.source_tensor(pair, flat, shape), pairs.placements(pair.target)
         with torch.no_grad():
-            found[str(pair)] = peak(functools.partial(source.redistribute, flat, target), mesh.device_type)
-    return found
+            by_pair[str(pair)] = peak(functools.partial(source.redistribute, flat, target), mesh.device_type)
+    return by_pair
+
+
+def peak(call: Callable[[], Any], device: str) -> int:
+    """The most bytes of a second call beyond what was there before it, its result included."""
+    if device == "cpu":
+        return allocated([call])[0].peak
+    import torch
+
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

@@ -1,16 +1,12 @@
-"""Redistributions: by a fixed set of pairs, at random, compiled, under a CUDA graph, and what they cost."""
+"""Redistributions: by a fixed set of pairs, at random, compiled, under a CUDA graph."""
 
 from __future__ import annotations
 
-import functools
 import os
-import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import pairs
-from benchmarks.sides import SIDES, in_turns, on
 from fuzz_ranks import run as search
 
 from twins_ranks import MeshRecipe
@@ -31,10 +27,10 @@ def fuzz(run: Run, backend: str = "gloo") -> Iterator[Found]:
     """Random cases on both sides: none wrong and none hung, and none that raises if none does on stock."""
     limits = (6, 15.0) if run.dry else (400, 60.0)
     world = run.world(backend)
-    found = search(RANKS, limits[0], 7, limits[1], not run.dry, run.seconds, alone=True, **world)
-    ours, stock = found["overlay"], found.get("stock", {})
+    counts = search(RANKS, limits[0], 7, limits[1], not run.dry, run.seconds, alone=True, **world)
+    ours, stock = counts["overlay"], counts.get("stock", {})
     bad = ours.get("wrong", 0) + ours.get("hung", 0) + max(ours.get("raised", 0) - stock.get("raised", 0), 0)
-    yield {"check": f"random cases on {backend}", "outcome": "wrong" if bad else "right", "figures": found}
+    yield {"check": f"random cases on {backend}", "outcome": "wrong" if bad else "right", "figures": counts}
 
 
 def nccl_fuzz(run: Run) -> Iterator[Found]:
@@ -50,12 +46,6 @@ def compiled(run: Run) -> Iterator[Found]:
     os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
     checks = [Check(compiled_against_eager), Check(async_tensor_parallelism), Check(cuda_graph, needs_gpu=True)]
     yield from asked(run._replace(seconds=90.0), checks, run.best)
-
-
-def times(run: Run) -> Iterator[Found]:
-    """CPU time and launch overhead of a call on small tensors, in turns with stock in one world. Not bandwidth."""
-    calls, rounds = (4, 1) if run.dry else (100, 4)
-    yield from asked(run, [Check(cost_of_a_call, (calls, rounds))], run.best, stock=True)
 
 
 # --- on every rank
@@ -74,8 +64,8 @@ def pairs_on_a_mesh(mesh: Any, rank: int) -> str | None:
 def status(mesh: Any, rank: int) -> dict[str, Any] | str:
     import torch_overlay
 
-    found = torch_overlay.status()
-    return {"status": str(found).splitlines()} if found.enabled else "the overlay is off"
+    said = torch_overlay.status()
+    return {"status": str(said).splitlines()} if said.enabled else "the overlay is off"
 
 
 def _function(mesh: Any, source: Any, target: Any) -> Any:
@@ -110,8 +100,8 @@ def async_tensor_parallelism(mesh: Any, rank: int) -> str | None:
     import test_async_tp
 
     wanted = {"fused_all_gather_matmul": 1, "fused_matmul_reduce_scatter": 1}
-    found = test_async_tp.trained(mesh["b"], 0, 2)
-    return None if found == [wanted, wanted] else f"{found}"
+    fused = test_async_tp.trained(mesh["b"], 0, 2)
+    return None if fused == [wanted, wanted] else f"{fused}"
 
 
 def cuda_graph(mesh: Any, rank: int) -> str | None:
@@ -134,40 +124,3 @@ def cuda_graph(mesh: Any, rank: int) -> str | None:
     graph.replay()
     torch.cuda.synchronize()
     return None if torch.equal(result, moved(local)) else "the replay has other values than the call"
-
-
-def cost_of_a_call(mesh: Any, rank: int, calls: int, rounds: int) -> dict[str, Any]:
-    """Microseconds by pair and side: of CPU time, and to the end of the work; the median of all turns."""
-    import torch
-    import torch.distributed as dist
-    from benchmarks.redistribute import settle
-
-    meshes = {}
-    for side in SIDES:
-        with on(side):
-            meshes[side] = pairs.flattened_mesh((2, 2), mesh.device_type)
-
-    def one_turn(pair: pairs.Pair, side: str) -> dict[str, float]:
-        source, target = pairs.source_tensor(pair, meshes[side], SHAPE), pairs.placements(pair.target)
-        with on(side), torch.no_grad():
-            source.redistribute(meshes[side], target)
-            settle(mesh.device_type)
-            dist.barrier()
-            settle(mesh.device_type)
-            wall, cpu = time.perf_counter(), time.process_time()
-            for _ in range(calls):
-                source.redistribute(meshes[side], target)
-            cpu = time.process_time() - cpu
-            settle(mesh.device_type)
-            wall = time.perf_counter() - wall
-        return {"cpu": cpu / calls * 1e6, "wall": wall / calls * 1e6}
-
-    medians: dict[str, dict[str, float]] = {}
-    for pair in pairs.fewer(RANKS):
-        turns = in_turns(functools.partial(one_turn, pair), rounds)
-        medians[str(pair)] = {
-            f"{side}, {clock}": round(statistics.median(one[clock] for one in turns[side]), 1)
-            for side in SIDES
-            for clock in ("cpu", "wall")
-        }
-    return medians

@@ -23,8 +23,8 @@ def suites(run: Run) -> Iterator[Found]:
         return
     for backend in dict.fromkeys(("gloo", run.best)):
         for suite in SUITES:
-            found: Found = {"check": f"the suite {suite}", "where": f"overlay on {backend}"}
-            yield found | _outcome(command(suite, run.device, backend, 2 * run.ranks_per_gpu))
+            answer: Found = {"check": f"the suite {suite}", "where": f"overlay on {backend}"}
+            yield answer | _outcome(command(suite, run.device, backend, 2 * run.ranks_per_gpu))
 
 
 def command(suite: str, device: str, backend: str, ranks_per_gpu: int) -> list[str]:
@@ -40,7 +40,7 @@ def _outcome(command: list[str]) -> Found:
     except subprocess.TimeoutExpired as error:
         said = error.stdout or ""
         return {"outcome": "hung", "text": (said if isinstance(said, str) else said.decode())[-2000:]}
-    figures: Found = {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|tests collected)", done.stdout)}
+    figures: Found = {how: int(n) for n, how in re.findall(r"(\d+) (passed|failed|tests collected)", done.stdout)}
     if not done.returncode and figures:
         return {"outcome": "right", "figures": figures}
     figures["names"] = re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE)

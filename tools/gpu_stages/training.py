@@ -27,16 +27,16 @@ def train(run: Run) -> Iterator[Found]:
 
 def demo(run: Run) -> Found:
     """Its three panels with tensors on the GPU, that ranks share."""
-    found: Found = {"check": "the demo"}
+    answer: Found = {"check": "the demo"}
     if run.dry:
-        return found | {"outcome": "skipped: the gate has it among its tests"}
+        return answer | {"outcome": "skipped: the gate has it among its tests"}
     command = [sys.executable, "-m", "torch_overlay", "demo", "--device", run.device]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     except subprocess.TimeoutExpired as error:
-        return found | {"outcome": "hung", "text": f"{error.stdout}"[-2000:]}
+        return answer | {"outcome": "hung", "text": f"{error.stdout}"[-2000:]}
     said = (done.stdout + done.stderr)[-2000:]
-    return found | {"outcome": "raised" if done.returncode else "right", "text": said}
+    return answer | {"outcome": "raised" if done.returncode else "right", "text": said}
 
 
 def losses(mesh: Any, rank: int, steps: int) -> dict[str, list[float]]:
@@ -56,7 +56,7 @@ def losses(mesh: Any, rank: int, steps: int) -> dict[str, list[float]]:
         fully_shard(layer, mesh=data)
         if dist.get_backend() == "gloo":  # which has no average
             layer.set_force_sum_reduction_for_comms(True)
-    optimizer, found = torch.optim.AdamW(net.parameters(), lr=1e-2), []
+    optimizer, totals = torch.optim.AdamW(net.parameters(), lr=1e-2), []
     for step in range(steps):
         batch = torch.randn(32, 64, generator=torch.Generator().manual_seed(step)).to(mesh.device_type)
         mine = batch.chunk(data.size())[data.get_local_rank()]
@@ -67,11 +67,11 @@ def losses(mesh: Any, rank: int, steps: int) -> dict[str, list[float]]:
         optimizer.zero_grad()
         total = loss.detach().clone()
         dist.all_reduce(total, group=data.get_group())
-        found.append(total.item() / data.size())
+        totals.append(total.item() / data.size())
     state = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))
     offloaded = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     for name, value in offloaded.items():  # on the first rank
         if value.device.type != "cpu" or not value.equal(state[name].cpu()):
             raise AssertionError(f"{name} is another one when it is offloaded")
-    found.append(sum(value.double().square().sum().item() for value in state.values()))
-    return {"losses": found[:-1], "squares of the weights": found[-1:]}
+    totals.append(sum(value.double().square().sum().item() for value in state.values()))
+    return {"losses": totals[:-1], "squares of the weights": totals[-1:]}

@@ -20,20 +20,15 @@ BYTES = ("float8_e4m3fn", "float8_e5m2", "bool", "complex64", "complex128", "int
 
 
 def transfer(run: Run, backend: str = "gloo") -> Iterator[Found]:
-    checks = [Check(casts), Check(plain_tensors), Check(subsets), Check(pieces), Check(budgets), Check(pending_sums)]
-    checks += [
-        Check(wrong_on_one_rank),
-        Check(used_and_freed_at_once),
-        Check(on_a_stream, needs_gpu=True),
-        Check(part_of_the_mesh),
-    ]
-    yield from asked(run, checks, backend)
+    functions = (casts, plain_tensors, subsets, pieces, budgets, pending_sums, wrong_on_one_rank, part_of_the_mesh)
+    checks = [Check(function) for function in (*functions, used_and_freed_at_once)]
+    yield from asked(run, [*checks, Check(on_a_stream, needs_gpu=True)], backend)
 
 
 def nccl_transfer(run: Run) -> Iterator[Found]:
     """The same by NCCL, and types that gloo doesn't reduce; then a part of a world that is bound to its device."""
     yield from transfer(run, run.best)
-    yield from asked(run, [Check(types), Check(place)], run.best)
+    yield from asked(run, [Check(types)], run.best)
     bound = [Check(budgets, needs_gpu=True), Check(part_of_the_mesh, needs_gpu=True)]
     yield from asked(run, bound, run.best, bound=not run.dry)
 
@@ -146,25 +141,6 @@ def pieces(mesh: Any, rank: int) -> str | None:
     )
 
 
-def place(mesh: Any, rank: int) -> str | None:
-    """A group apart from the world's: the ranks meet in another order, as those of several worlds do."""
-    import socket
-
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d
-
-    from torch_overlay import meet
-
-    store, last = distributed_c10d._get_default_store(), dist.get_world_size() - 1
-    if rank == last:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            store.set("place", str(free.getsockname()[1]))
-    address = f"tcp://127.0.0.1:{store.get('place').decode()}"
-    with meet(address, rank=last - rank, world_size=last + 1, key="key", timeout=30) as met:
-        return _moved(mesh, "float32", "bfloat16", group=met)
-
-
 def subsets(mesh: Any, rank: int) -> str | None:
     from torch_overlay import Transfer
 
@@ -186,10 +162,10 @@ def pending_sums(mesh: Any, rank: int) -> str | None:
     source, wanted = _cut(whole, mesh, "P S0"), _cut(whole, mesh, "S1 R")
     source.to_local().copy_(_cut(whole, mesh, "R S0").to_local())
     tree = {"w": source, "moved": _cut(whole, mesh, "S0 S1")}
-    found = torch_overlay.redistribute(tree, placements=wanted.placements, budget=30_000)
-    if not _same(found["moved"].to_local(), wanted.to_local()):
+    moved = torch_overlay.redistribute(tree, placements=wanted.placements, budget=30_000)
+    if not _same(moved["moved"].to_local(), wanted.to_local()):
         return "other values"
-    return None if _same(found["w"].to_local(), _cut(whole * 2, mesh, "S1 R").to_local()) else "other sums"
+    return None if _same(moved["w"].to_local(), _cut(whole * 2, mesh, "S1 R").to_local()) else "other sums"
 
 
 def wrong_on_one_rank(mesh: Any, rank: int) -> str | None:
@@ -232,9 +208,9 @@ def on_a_stream(mesh: Any, rank: int) -> str | None:
     """Under a stream of its own, whose end alone is waited for."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        found = _moved(mesh, "float32", budget=400_000)
+        problem = _moved(mesh, "float32", budget=400_000)
     stream.synchronize()
-    return found
+    return problem
 
 
 def part_of_the_mesh(mesh: Any, rank: int) -> str | None:

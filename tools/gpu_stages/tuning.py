@@ -29,11 +29,11 @@ def large_pieces(mesh: Any, rank: int, most: int) -> dict[str, Any] | None:
     from which on more calls are faster at that size and at all larger ones, None if they never are."""
     import torch.distributed as dist
 
-    found = None
+    figures = None
     if rank == 0:
-        found = {name: _by_size(make, mesh.device_type, most) for name, make in _USERS.items()}
+        figures = {name: _by_size(make, mesh.device_type, most) for name, make in _USERS.items()}
     dist.barrier()
-    return found
+    return figures
 
 
 def _by_size(make: Callable[[str, int], Callable[[], Any]], device: str, most: int) -> dict[str, Any]:
@@ -82,14 +82,14 @@ def _microseconds(call: Callable[[], Any], device: str) -> float:
     """The median of some calls, to the end of the work."""
     from benchmarks.redistribute import settle
 
-    found = []
+    times = []
     for _ in range(7):
         settle(device)
         begun = time.perf_counter()
         call()
         settle(device)
-        found.append((time.perf_counter() - begun) * 1e6)
-    return round(statistics.median(found[1:]), 1)
+        times.append((time.perf_counter() - begun) * 1e6)
+    return round(statistics.median(times[1:]), 1)
 
 
 def assumed_costs(mesh: Any, rank: int, most: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What differs between the two sides, case by case, and what an expectation says of it. Knows no pytest, no torch."""
+"""What differs between the two sides, case by case, and what an expectation says of it. Knows no pytest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from .results import GOOD, SKIPPED, Case, Results
+from torch_overlay import versions
+from torch_overlay.patching.patch import BOUND
+
+from .runner import GOOD, SKIPPED, Case, Results
 
 
 class Verdict(enum.Enum):
@@ -18,7 +21,6 @@ class Verdict(enum.Enum):
     FIXED = "fixed"
     BROKEN = "broken"
     SKIPPED = "skipped on one side"
-    FLAKY = "flaky"
 
 
 def verdict(stock: str | None, other: str | None) -> Verdict:
@@ -50,12 +52,9 @@ class Difference:
     name: str
     stock: Case | None
     other: Case | None
-    flaky: bool = False
 
     @property
     def verdict(self) -> Verdict:
-        if self.flaky:
-            return Verdict.FLAKY
         return verdict(*(case.outcome if case else None for case in (self.stock, self.other)))
 
     @property
@@ -79,13 +78,6 @@ def compare(file: str, stock: Results, other: Results) -> list[Difference]:
     return [Difference(f"{file}::{name}", stock.cases.get(name), other.cases.get(name)) for name in names]
 
 
-def again(first: Difference, stock: Results, other: Results) -> Difference:
-    """A case that differed, after it was run alone on both sides: what that says, or flaky if they agree now."""
-    name = first.name.partition("::")[2]
-    alone = Difference(first.name, stock.cases.get(name), other.cases.get(name))
-    return alone if alone.differs else dataclasses.replace(first, flaky=True)
-
-
 @dataclasses.dataclass(frozen=True)
 class Expected:
     """A difference that is meant. The run fails when it is gone, so that the list stays true.
@@ -105,21 +97,8 @@ class Expected:
         return re.fullmatch(text, name, re.DOTALL) is not None
 
     def in_force(self, side: str, release: tuple[int, ...]) -> bool:
-        return side == self.side and all(
-            _holds(condition.strip(), release) for condition in self.releases.split(",") if condition.strip()
-        )
-
-
-def _holds(condition: str, release: tuple[int, ...]) -> bool:
-    match = re.fullmatch(r"(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)", condition)
-    if match is None:
-        raise ValueError(f"a condition on releases looks like '>=2.13.0,<2.15.0', not {condition!r}")
-    bound = tuple(int(part) for part in match[2].split("."))
-    width = max(len(bound), len(release))
-    left, right = (numbers + (0,) * (width - len(numbers)) for numbers in (release, bound))
-    return {">=": left >= right, "<=": left <= right, "==": left == right, "<": left < right, ">": left > right}[
-        match[1]
-    ]
+        bounds = [(sign, versions.parse(number).number) for sign, number in BOUND.findall(self.releases)]
+        return side == self.side and all(release >= n if sign == ">=" else release < n for sign, n in bounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,16 +119,16 @@ def judge(differences: Sequence[Difference], entries: Iterable[Expected], whole:
     explained: dict[str, Expected] = {}
     stale = []
     for entry in entries:
-        ran = [found for found in differences if entry.matches(found.name)]
-        hits = [found for found in ran if found.verdict is entry.verdict]
-        explained |= {found.name: entry for found in hits}
-        if hits or any(found.flaky for found in ran):
+        ran = [case for case in differences if entry.matches(case.name)]
+        hits = [case for case in ran if case.verdict is entry.verdict]
+        explained |= {case.name: entry for case in hits}
+        if hits:
             continue
-        judged = [found for found in ran if not found.skipped_on_both]
+        judged = [case for case in ran if not case.skipped_on_both]
         if judged:
-            now = ", ".join(sorted({found.verdict.value for found in judged}))
+            now = ", ".join(sorted({case.verdict.value for case in judged}))
             stale.append((entry, f"isn't {entry.verdict.value} any more, but {now}"))
         elif not ran and entry.pattern.partition("::")[0] in whole:
             stale.append((entry, "matches no test case of its file any more"))
-    losses = tuple(found for found in differences if found.is_loss and found.name not in explained)
+    losses = tuple(case for case in differences if case.is_loss and case.name not in explained)
     return Judgement(losses, explained, tuple(stale))

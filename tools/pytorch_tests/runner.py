@@ -1,35 +1,63 @@
-"""Run files on sides, as often as it takes until every case of a file has ended, several files at a time."""
+"""Run test files by pytest in processes of their own, as many as it takes until each case ended, hung or crashed."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
-import functools
-import hashlib
-import importlib.metadata
+import json
 import os
 import pathlib
+import re
+import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
-from .process import Process, Stopped
-from .results import Report, Results, slug
 from .sets import File
 from .side import Side
 
-Seen = Callable[[Side, File, dict[str, Any]], None]
+# How a case may end. "not run" is for those that a failed case before them took along.
+GOOD, SKIPPED = ("passed", "xfailed"), ("skipped",)
+BAD = ("failed", "error", "xpassed", "crashed", "timeout", "not run")
 MEMORY_PER_JOB = 4 << 30  # bytes: four ranks with DTensor and dynamo imported, and pytest
 CORES_PER_JOB = 4
+# Seconds: between looks; for stacks after SIGABRT; to import and collect, at least; from the last case to the exit.
+POLL, LAST_RITES, START, EXIT = 0.1, 1.5, 300.0, 60.0
+
+
+class Case(NamedTuple):
+    """How a test case ended."""
+
+    outcome: str
+    why: str = ""
+
+
+@dataclasses.dataclass
+class Results:
+    """The cases of a file that ended on a side, and those that were collected."""
+
+    cases: dict[str, Case] = dataclasses.field(default_factory=dict)
+    collected: dict[str, None] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+
+    def done(self) -> list[str]:
+        """Cases that needn't be run again."""
+        return [name for name, case in self.cases.items() if case.outcome != "not run"]
+
+
+class Stopped(Exception):
+    """The whole run is being stopped."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How files are run. ``timeout`` is in seconds, for one case."""
+    """How files are run. ``timeout`` is in seconds, for one case; logs say what each process printed."""
 
-    state: pathlib.Path
+    logs: pathlib.Path
     timeout: float = 600.0
     select: tuple[str, ...] = ()
     fork: bool = False
@@ -39,8 +67,9 @@ class Plan:
         """The patterns that are node-id globs (they have ``::`` or a wildcard); the others are pytest's -k."""
         return [text for text in self.select if "::" in text or "*" in text]
 
-    def keywords(self) -> str:
-        return " or ".join(f"({text})" for text in self.select if text not in self.globs())
+    def keywords(self) -> list[str]:
+        words = " or ".join(f"({text})" for text in self.select if text not in self.globs())
+        return ["-k", words] if words else []
 
 
 def default_jobs() -> int:
@@ -53,75 +82,130 @@ def default_jobs() -> int:
     return max(1, min(cores // CORES_PER_JOB, free // MEMORY_PER_JOB))
 
 
-def report_of(plan: Plan, side: Side, file: File, alone: str = "") -> Report:
-    """Where the results of a file on a side are kept, or those of one case that is run alone."""
-    key = {
-        "side": side.name,
-        "version": side.version,
-        "file": file.name,
-        "content": hashlib.sha256(file.path.read_bytes()).hexdigest()[:16],
-        "torch": importlib.metadata.version("torch"),
-        "python": sys.version.split()[0],
-        "select": repr([alone] if alone else sorted(plan.select)),
-        "ranks": "forked" if plan.fork else "spawned",
-    }
-    place = f"alone/{slug(f'{file.name}::{alone}')}" if alone else slug(file.name)
-    return Report(plan.state / side.name / f"{place}.jsonl", key)
-
-
-def run_file(plan: Plan, side: Side, file: File, seen: Seen, alone: str = "") -> Results:
-    """All cases of a file on a side, or one alone. What a process leaves undone, the next one does."""
-    report = report_of(plan, side, file, alone)
-    results = report.open()
-    if results.finished:
-        seen(side, file, {"kept": len(results.cases)})
-    begun = time.monotonic()
-    while not results.finished:
-        before = len(results.done())
-        report.write(attempt=before)
-        only = [f"{file.name}::{alone}"] if alone else plan.globs()
-        keywords = ["-k", plan.keywords()] if plan.keywords() and not alone else []
-        process = Process(side, file, report, keywords, done=results.done(), only=only, fork=plan.fork)
-        hung = process.watch(plan.timeout, plan.stop, functools.partial(seen, side, file))
-        _note_end(report, process, hung, plan.timeout)
-        if not results.left() or len(results.done()) == before:
-            report.write(finished=round(time.monotonic() - begun, 1))
-    return results
-
-
-def _note_end(report: Report, process: Process, hung: str, limit: float) -> None:
-    """Write what pytest couldn't write itself: the case that hung or died, or that it never got to one."""
-    results, code = report.results, process.child.returncode
-    outcome = hung or "crashed"
-    why = f"over {limit:g} s" if hung else f"the process ended with {code}"
-    if results.running:
-        report.write(case=results.running, outcome=outcome, seconds=limit if hung else 0.0, why=_ended(why, process))
-    elif results.ended is None:
-        report.write(case="(collection)", outcome=outcome, seconds=0.0, why=_ended(why, process))
-    elif hung or code != results.ended:  # after the last case: a rank or a thread that doesn't end, a crash at exit
-        report.write(case="(exit)", outcome=outcome, seconds=0.0, why=_ended(why, process))
-    elif results.ended not in (0, 1, 5):
-        report.write(case="(collection)", outcome="error", seconds=0.0, why=_ended(why, process))
-
-
-def _ended(why: str, process: Process) -> str:
-    return f"{why}; it said\n{process.last_words()}"
-
-
-def run_all(
-    plan: Plan, work: Iterable[tuple[Side, File, str]], jobs: int, seen: Seen
-) -> dict[tuple[str, str, str], Results]:
-    """Every (side, file, case alone or ""), ``jobs`` at a time, in order. An interrupt kills what runs."""
-    work = list(work)
+def run_all(plan: Plan, work: Iterable[tuple[Side, File]], jobs: int) -> dict[tuple[str, str], Results]:
+    """Each file on its side, ``jobs`` at a time. An interrupt kills what runs."""
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        futures = {
-            pool.submit(run_file, plan, side, file, seen, alone): (side.name, file.name, alone)
-            for side, file, alone in work
-        }
+        futures = {pool.submit(run_file, plan, side, file): (side.name, file.name) for side, file in work}
         try:
             return {futures[future]: future.result() for future in concurrent.futures.as_completed(futures)}
-        except (KeyboardInterrupt, Stopped, Exception):
+        except BaseException:
             plan.stop.set()
             for future in futures:
                 future.cancel()
             raise
+
+
+def run_file(plan: Plan, side: Side, file: File) -> Results:
+    """All cases of a file on a side. What a process leaves undone, the next one does."""
+    results, begun, before = Results(), time.monotonic(), -1
+    log = plan.logs / side.name / (re.sub(r"[^\w.]+", "-", file.name.removesuffix(".py")) + ".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
+    while before < len(results.done()) and (before < 0 or results.collected.keys() - results.done()):
+        before = len(results.done())
+        _Process(plan, side, file, results, log).watch()
+    results.seconds = time.monotonic() - begun
+    print(f"{side.name}: {file.name}: {len(results.cases)} cases, {results.seconds:.0f} s", file=sys.stderr, flush=True)
+    return results
+
+
+class _Process:
+    """pytest on the cases of a file that aren't done, in a session of its own, so that its ranks can be killed with it.
+    It writes a line of JSON as each case begins and ends (`inside/torch_overlay_reporter.py`)."""
+
+    def __init__(self, plan: Plan, side: Side, file: File, results: Results, log: pathlib.Path) -> None:
+        self.plan, self.side, self.file, self.results, self.log = plan, side, file, results, log
+        self.running, self.ended = "", None  # the case, and pytest's exit status when it got that far
+        self.report, job = log.with_suffix(".jsonl").resolve(), log.with_suffix(".job").resolve()
+        self.report.write_text("")
+        task = {"report": str(self.report), "name": file.name, "done": results.done(), "only": plan.globs()}
+        job.write_text(json.dumps(task | {"fork": plan.fork}), encoding="utf-8")
+        words = ["-p", "torch_overlay_reporter", "-p", "no:cacheprovider", "--tb=short", "-q", *plan.keywords()]
+        environment = side.environ(os.environ) | {"PYTORCH_TESTS_JOB": str(job)}
+        with open(log, "ab") as said:
+            self.child = subprocess.Popen(
+                side.command(*words, str(file.path)),
+                cwd=file.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def watch(self) -> None:
+        """Until it has ended; then note what pytest couldn't write itself. A case, the collection or the exit that
+        takes longer than the limit is a timeout."""
+        since, hung = time.monotonic(), False
+        with open(self.report, encoding="utf-8") as report:
+            try:
+                while self.child.poll() is None and not hung:
+                    for line in _lines(report):
+                        self._take(line)
+                        since = time.monotonic()
+                    if self.plan.stop.is_set():
+                        raise Stopped
+                    limit = self.plan.timeout if self.running else max(self.plan.timeout, START)
+                    hung = time.monotonic() - since > (limit if self.ended is None else EXIT)
+                    time.sleep(POLL)
+            finally:
+                self._kill()
+                for line in _lines(report):
+                    self._take(line)
+        code = self.child.returncode
+        if self.running:
+            self._note(self.running, hung)
+        elif self.ended is None:
+            self._note("(collection)", hung)
+        elif hung or code != self.ended:  # after the last case: a rank or a thread that doesn't end, a crash at exit
+            self._note("(exit)", hung)
+        elif self.ended not in (0, 1, 5):
+            self._end("(collection)", "error", self._last_words())
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "began" in line:
+            self.running = line["case"]
+        elif "outcome" in line:
+            self.running = ""
+            self._end(line["case"], line["outcome"], line["why"])
+        elif "collected" in line:
+            self.results.collected |= dict.fromkeys(line["collected"])
+        elif "ended" in line:
+            self.ended = line["ended"]
+
+    def _note(self, case: str, hung: bool) -> None:
+        why = f"over {self.plan.timeout:g} s" if hung else f"the process ended with {self.child.returncode}"
+        self._end(case, "timeout" if hung else "crashed", f"{why}; it said\n{self._last_words()}")
+
+    def _end(self, case: str, outcome: str, why: str) -> None:
+        self.results.cases[case] = Case(outcome, why)
+        if outcome in BAD:
+            print(f"{self.side.name}: {outcome}: {self.file.name}::{case}", file=sys.stderr, flush=True)
+
+    def _kill(self) -> None:
+        """It and its ranks; what it was doing goes to the log."""
+        if self.child.poll() is None:
+            self._signal(signal.SIGABRT)  # pytest's fault handler writes the stacks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(LAST_RITES)
+        self._signal(signal.SIGKILL)
+        self.child.wait()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.child.pid, number)
+
+    def _last_words(self) -> str:
+        text = self.log.read_bytes()[-3000:].decode(errors="replace")
+        return "\n".join(line for line in text.splitlines() if line.strip())[-1500:]
+
+
+def _lines(report: Any) -> Iterator[dict[str, Any]]:
+    """What was written since. A line that isn't whole yet comes next time."""
+    while True:
+        at = report.tell()
+        text = report.readline()
+        if not text.endswith("\n"):
+            report.seek(at)
+            return
+        yield json.loads(text)

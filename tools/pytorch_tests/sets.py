@@ -6,105 +6,47 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-_TENSOR = "distributed/tensor"
-_FSDP = "distributed/_composable/fsdp"
-_CHECKPOINT = "distributed/checkpoint"
-
-# Paths under PyTorch's test/ folder. A release lacks some; what is missing is said and left out.
-SETS: dict[str, tuple[str, ...]] = {
-    "mesh": ("distributed/test_device_mesh.py",),
-    "redistribute": (f"{_TENSOR}/test_redistribute.py",),
-    "tensor": tuple(
-        f"{_TENSOR}/{name}.py"
-        for name in (
-            "test_api",
-            "test_attention",
-            "test_common_rules",
-            "test_convolution_ops",
-            "test_dtensor",
-            "test_dtensor_ops",
-            "test_dtensor_testbase",
-            "test_dynamic",
-            "test_embedding_ops",
-            "test_experimental_ops",
-            "test_init",
-            "test_math_ops",
-            "test_matrix_ops",
-            "test_op_schema",
-            "test_op_strategy",
-            "test_optimizers",
-            "test_placement_types",
-            "test_pointwise_ops",
-            "test_random_ops",
-            "test_redistribute",
-            "test_tensor_ops",
-            "test_utils",
-            "test_view_ops",
-            "test_xla_integration",
-            "debug/test_comm_mode",
-            "debug/test_comm_mode_features",
-            "debug/test_debug_mode",
-            "experimental/test_local_map",
-            "experimental/test_register_sharding",
-            "experimental/test_tp_transform",
-            "parallel/test_parallelize_api",
-            "parallel/test_tp_examples",
-            "parallel/test_tp_random_state",
-            "parallel/test_tp_style",
-        )
-    ),
-    "fsdp": (
-        *(
-            f"{_FSDP}/test_fully_shard_{name}.py"
-            for name in (
-                "autograd",
-                "clip_grad_norm_",
-                "comm",
-                "extensions",
-                "frozen",
-                "grad_scaler",
-                "ignore_params",
-                "init",
-                "logging",
-                "memory",
-                "mixed_precision",
-                "overlap",
-                "state",
-                "state_dict",
-                "training",
-            )
-        ),
-        "distributed/_composable/test_replicate_training.py",
-        "distributed/_composable/test_composability/test_2d_composability.py",
-        f"{_TENSOR}/parallel/test_fsdp_2d_parallel.py",
-    ),
-    "checkpoint": tuple(
-        f"{_CHECKPOINT}/{name}.py"
-        for name in (
-            "test_checkpoint",
-            "test_dtensor_checkpoint",
-            "test_dtensor_resharding",
-            "test_file_system_checkpoint_cpu",
-            "test_fsdp_model_state",
-            "test_fsdp_optim_state",
-            "test_hsdp_checkpoint",
-            "test_planner",
-            "test_save_load_api",
-            "test_state_dict",
-            "test_state_dict_utils",
-            "test_tp_checkpoint",
-            "test_utils",
-            "e2e/test_e2e_save_and_load",
-        )
-    ),
-    "compile": (
-        f"{_TENSOR}/test_dtensor_compile.py",
-        f"{_TENSOR}/test_dtensor_export.py",
-        f"{_TENSOR}/parallel/test_micro_pipeline_tp.py",
-        f"{_FSDP}/test_fully_shard_compile.py",
-        "distributed/test_dynamo_distributed.py",
-        "distributed/test_functional_api.py",
-    ),
+_FSDP = "_composable/fsdp/test_fully_shard_"
+# By set, a folder or beginning of paths under PyTorch's test/distributed, and what follows it. A release lacks some:
+# what is missing is said and left out.
+_NAMES = {
+    "mesh": {"test_": "device_mesh"},
+    "redistribute": {"tensor/test_": "redistribute"},
+    "tensor": {
+        "tensor/test_": """
+            api attention common_rules convolution_ops dtensor dtensor_ops dtensor_testbase dynamic embedding_ops
+            experimental_ops init math_ops matrix_ops op_schema op_strategy optimizers placement_types pointwise_ops
+            random_ops redistribute tensor_ops utils view_ops xla_integration
+        """,
+        "tensor/debug/test_": "comm_mode comm_mode_features debug_mode",
+        "tensor/experimental/test_": "local_map register_sharding tp_transform",
+        "tensor/parallel/test_": "parallelize_api tp_examples tp_random_state tp_style",
+    },
+    "fsdp": {
+        _FSDP: """
+            autograd clip_grad_norm_ comm extensions frozen grad_scaler ignore_params init logging memory
+            mixed_precision overlap state state_dict training
+        """,
+        "_composable/test_": "replicate_training composability/test_2d_composability",
+        "tensor/parallel/test_": "fsdp_2d_parallel",
+    },
+    "checkpoint": {
+        "checkpoint/test_": """
+            checkpoint dtensor_checkpoint dtensor_resharding file_system_checkpoint_cpu fsdp_model_state
+            fsdp_optim_state hsdp_checkpoint planner save_load_api state_dict state_dict_utils tp_checkpoint utils
+        """,
+        "checkpoint/e2e/test_": "e2e_save_and_load",
+    },
+    "compile": {
+        "tensor/test_": "dtensor_compile dtensor_export",
+        "tensor/parallel/test_": "micro_pipeline_tp",
+        _FSDP: "compile",
+        "test_": "dynamo_distributed functional_api",
+    },
+}
+SETS = {
+    name: tuple(f"distributed/{start}{end}.py" for start, ends in some.items() for end in ends.split())
+    for name, some in _NAMES.items()
 }
 
 
@@ -114,9 +56,7 @@ class File:
 
     name: str
     path: pathlib.Path
-    folder: (
-        pathlib.Path
-    )  # where its process starts: test/ as in PyTorch's own runs, never a checkout's root with torch/
+    folder: pathlib.Path  # where its process starts: test/ as in PyTorch's own runs, never a root with torch/
 
 
 def resolve(wanted: Sequence[str], checkout: str | None) -> tuple[list[File], list[str]]:
@@ -126,7 +66,7 @@ def resolve(wanted: Sequence[str], checkout: str | None) -> tuple[list[File], li
         raise ValueError(f"{checkout} has no folder test: --pytorch names a checkout of PyTorch")
     if home is None and not wanted:
         raise ValueError(f"name test files, or --pytorch PATH and sets of them: {', '.join(SETS)}")
-    found: dict[pathlib.Path, File] = {}
+    chosen: dict[pathlib.Path, File] = {}
     missing = []
     for name in wanted or list(SETS):
         if name in SETS and home is not None:
@@ -134,8 +74,8 @@ def resolve(wanted: Sequence[str], checkout: str | None) -> tuple[list[File], li
             files = [file_at(home / path) for path in SETS[name] if (home / path).is_file()]
         else:
             files = [file_at(_path(name, home))]
-        found |= {file.path: file for file in files}
-    return list(found.values()), missing
+        chosen |= {file.path: file for file in files}
+    return list(chosen.values()), missing
 
 
 def _path(name: str, home: pathlib.Path | None) -> pathlib.Path:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import pathlib
 import sys
 from collections.abc import Mapping
 
-import torch_overlay
 from torch_overlay import choices
 from torch_overlay.commands import run
 
@@ -23,15 +21,13 @@ DEFAULTS = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTO
 class Side:
     """A name, what is set in the environment, which folders come first on PYTHONPATH, and the command.
 
-    Spawned ranks inherit all but the command. ``version`` is what results depend on besides torch and the test file:
-    kept results of another version don't count.
+    Spawned ranks inherit all but the command.
     """
 
     name: str
     environment: tuple[tuple[str, str], ...] = ()
     path: tuple[str, ...] = ()
     prefix: tuple[str, ...] = (sys.executable,)
-    version: str = ""
 
     def environ(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of a test process: the caller's without any switch of the overlay, then this side's."""
@@ -41,7 +37,6 @@ class Side:
         return {**DEFAULTS, **kept, **dict(self.environment), "PYTHONPATH": os.pathsep.join(path)}
 
     def command(self, *arguments: str) -> list[str]:
-        """pytest on this side."""
         return [*self.prefix, "-m", "pytest", *arguments]
 
 
@@ -51,33 +46,22 @@ STOCK = Side("stock")
 def overlay() -> Side:
     """Torch under the overlay that this tool lies beside, with the options of the caller's environment."""
     options = {name: value for name, value in os.environ.items() if name.startswith(choices.PREFIX)}
-    found = run.environment({}, options)
-    path = found.pop("PYTHONPATH").split(os.pathsep)
-    folder = pathlib.Path(torch_overlay.__file__).parent
-    return Side("overlay", tuple(found.items()), tuple(path), version=digest(folder) + str(sorted(options.items())))
+    variables = run.environment({}, options)
+    path = variables.pop("PYTHONPATH").split(os.pathsep)
+    return Side("overlay", tuple(variables.items()), tuple(path))
 
 
 def patched(folder: str) -> Side:
     """Another torch, first on the path, without the overlay: ``folder`` holds its ``torch``."""
     if not (pathlib.Path(folder) / "torch" / "__init__.py").exists():
         raise ValueError(f"{folder} holds no torch: --mode patched=FOLDER names the folder that torch/ lies in")
-    home = pathlib.Path(folder).resolve()
-    return Side("patched", path=(str(home),), version=digest(home / "torch" / "distributed"))
+    return Side("patched", path=(str(pathlib.Path(folder).resolve()),))
 
 
 def of(mode: str) -> Side:
-    """The side that ``--mode`` names."""
     name, _, folder = mode.partition("=")
     if name == "overlay" and not folder:
         return overlay()
     if name == "patched" and folder:
         return patched(folder)
     raise ValueError(f"--mode is overlay or patched=FOLDER, not {mode!r}")
-
-
-def digest(folder: pathlib.Path) -> str:
-    """Of the Python files under a folder."""
-    found = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
-    return found.hexdigest()[:16]

@@ -130,10 +130,10 @@ def run(tests: Sequence[str], where: pathlib.Path, env: Mapping[str, str]) -> Re
 
 def _outcome(case: ET.Element) -> str:
     for kind in ("failure", "error"):
-        if (found := case.find(kind)) is not None:
-            if NO_EMPTY_BUFFER in (found.text or ""):
+        if (element := case.find(kind)) is not None:
+            if NO_EMPTY_BUFFER in (element.text or ""):
                 return "left out"
-            lines = [*(found.get("message") or "no message").splitlines(), *(found.text or "").splitlines()]
+            lines = [*(element.get("message") or "no message").splitlines(), *(element.text or "").splitlines()]
             why = next((line for line in lines if re.search(r"Error\b", line)), lines[0])
             return f"failed ({why.strip()[:200]})"
     skipped = case.find("skipped")

@@ -17,8 +17,6 @@ TRAILER = re.compile(r"^(ghstack-[a-z-]+:|Pull[ -]Request(?:[ -]resolved)?:|stac
 
 @dataclass(frozen=True)
 class Repository:
-    """A git checkout of PyTorch."""
-
     root: pathlib.Path
 
     def git(self, *command: str, text: str | None = None, env: Mapping[str, str] | None = None) -> str:
@@ -77,5 +75,4 @@ class Repository:
 
 
 def text_of(message: PatchMessage, trailers: str = "") -> str:
-    """The whole commit message."""
     return f"{message.title}\n\n{message.body}" + (f"\n{trailers}\n" if trailers else "")

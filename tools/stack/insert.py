@@ -26,20 +26,11 @@ from .source import Edit, Function, Import, Source, bound, edited, find, imports
 
 @dataclass(frozen=True)
 class Insertion:
-    """What goes where.
-
-    Attributes:
-        path: the file of ours.
-        place: the names of the definitions around it, the outermost first.
-        node: the innermost of them in our file, or the file's tree.
-        imports: of our file.
-    """
-
-    path: str
+    path: str  # the file of ours
     source: Source
-    place: tuple[str, ...]
-    node: ast.FunctionDef | ast.ClassDef | ast.Module
-    imports: tuple[Import, ...]
+    place: tuple[str, ...]  # the names of the definitions around it, the outermost first
+    node: ast.FunctionDef | ast.ClassDef | ast.Module  # the innermost of them in our file, or the file's tree
+    imports: tuple[Import, ...]  # of our file
 
     @property
     def target(self) -> str:
@@ -55,11 +46,6 @@ class Insertion:
         return [one for one in body[bool(documented) :] if self.place or not is_import(one)]
 
     def apply(self, text: str, name: str) -> str:
-        """Torch's file with the lines in it.
-
-        Raises:
-            StackError: a place that isn't there, or in which not just one statement binds the anchor's name.
-        """
         theirs = read(text, name)
         node = find(theirs.tree, self.place)
         if node is None:
@@ -90,20 +76,20 @@ class Insertion:
         """What one of our lines changes in torch's definition; a statement goes to ``at``."""
         value = line.value if isinstance(line, ast.Expr) else None
         statements = [one for block in inside(node) for one in block]
-        found: list[Edit] = []
+        edits: list[Edit] = []
         if isinstance(line, ast.Delete):
             gone = {target.id for target in line.targets if isinstance(target, ast.Name)}
             if left := gone.difference(*map(bound, statements)):
                 raise self._refused(name, f"binds no {', '.join(sorted(left))}")
-            found = [(*theirs.span(one), "") for one in statements if _goes(one, gone)]
+            edits = [(*theirs.span(one), "") for one in statements if _goes(one, gone)]
         elif isinstance(value, ast.Call) and value.args and ast.unparse(value.args[0]) == "...":
             keywords = "".join(f", {self.source.code(one)}" for one in value.keywords)
             for call in (one for statement in statements for one in ast.walk(statement) if isinstance(one, ast.Call)):
                 given = {one.arg for one in call.keywords} & {one.arg for one in value.keywords}
                 if ast.unparse(call.func) == ast.unparse(value.func) and not given:
                     last = max(map(theirs.end, [*call.args, *(one.value for one in call.keywords)]))
-                    found.append((last, last, keywords))
-            found = [*dict.fromkeys(found)]  # a call in a block inside a block is met twice
+                    edits.append((last, last, keywords))
+            edits = [*dict.fromkeys(edits)]  # a call in a block inside a block is met twice
         elif isinstance(value, (ast.Dict, ast.List)):
             (known, _), *new = _entries(value)
             for there in (one for one in ast.walk(node) if isinstance(one, (ast.Dict, ast.List))):
@@ -111,14 +97,14 @@ class Insertion:
                 if known in keys:
                     new = [entry for entry in new if entry[0] not in keys]  # a later release may have some of them
                     last = max(map(theirs.end, [entry for _, entry in _entries(there)]))
-                    found.append((last, last, "".join(f", {self._entry(value, entry)}" for _, entry in new)))
+                    edits.append((last, last, "".join(f", {self._entry(value, entry)}" for _, entry in new)))
         else:
             there = [one for one in theirs.tree.body if not self.place and bound(one) & bound(line)]
             start, end = theirs.span(there[0]) if there else (at, at)
-            found.append((start, end, self.source.statement(line, indent=indent)))
-        if not found:
+            edits.append((start, end, self.source.statement(line, indent=indent)))
+        if not edits:
             raise self._refused(name, f"has nothing that {self.source.code(line)!r} changes")
-        yield from found
+        yield from edits
 
     def _entry(self, shown: ast.Dict | ast.List, entry: ast.expr) -> str:
         key = shown.keys[shown.values.index(entry)] if isinstance(shown, ast.Dict) else None
@@ -171,7 +157,7 @@ def insertions(patch: str, file: str, patches: pathlib.Path = PATCHES) -> list[I
             for inner in node.body:
                 yield from under(inner, (*place, *sorted(bound(inner))))
 
-    found = [*under(source.tree, ())]
-    if not found:
+    listed = [*under(source.tree, ())]
+    if not listed:
         raise StackError(f"{name} has no definition that ends with 'name = ...', so nothing says where its lines go")
-    return found
+    return listed

@@ -26,9 +26,6 @@ class Laid:
         rows: functions and methods to lay, by qualified name; one that torch lacks is added.
         gone: methods that go.
         inserted: what this patch inserted, which may use helpers and imports.
-
-    Raises:
-        StackError: a definition that isn't there, or a name of ours that the file uses for something else.
     """
 
     def __init__(
@@ -60,7 +57,6 @@ class Laid:
         self.pieces: list[str] = []
 
     def text(self) -> str:
-        """Lay all of it."""
         indent = self.home[0].col_offset if self.home else 0
         added: list[ast.stmt] = []
         members: dict[str, list[str]] = {}
@@ -254,7 +250,6 @@ def _names(block: Sequence[ast.stmt]) -> set[str]:
 
 @functools.lru_cache(maxsize=64)  # each patch asks the same files
 def _named(source: Source) -> dict[str, ast.stmt]:
-    """What a file defines, and the members of its classes, by qualified name."""
     named: dict[str, ast.stmt] = {}
     for statement in (one for block in blocks(source.tree.body) for one in block):
         named |= dict.fromkeys(bound(statement), statement)

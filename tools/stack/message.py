@@ -16,41 +16,28 @@ class StackError(Exception):
 
 @dataclass(frozen=True)
 class PatchMessage:
-    """What `patches/NAME.md` says.
-
-    Attributes:
-        name: as `patches/series` lists it.
-        stack: under which heading it stands there.
-        title: the first line of the commit, with upstream's tag.
-        rows: targets of the overlay's table, ``module:qualname``, that the patch lays down.
-        files: new files of ours, whole, by their paths under torch/distributed.
-        removes: methods of torch's that go, ``module:qualname``, since nothing calls them any more.
-        tests: our test files under test/stack, each as it lands under upstream's test/distributed, or with ``=`` and
-            the file of upstream's there that it extends.
-        body: the rest of the commit message.
-        line: at which line of the file the body begins.
-    """
-
-    name: str
-    stack: str
-    title: str
-    rows: tuple[str, ...]
-    files: tuple[str, ...]
-    removes: tuple[str, ...]
+    name: str  # as `patches/series` lists it
+    stack: str  # under which heading it stands there
+    title: str  # the first line of the commit, with upstream's tag
+    rows: tuple[str, ...]  # targets of the overlay's table, ``module:qualname``, that the patch lays down
+    files: tuple[str, ...]  # new files of ours, whole, by their paths under torch/distributed
+    removes: tuple[str, ...]  # methods of torch's that go, ``module:qualname``, since nothing calls them any more
+    # our test files under test/stack, each as it lands under upstream's test/distributed, or with ``=`` and the
+    # file of upstream's there that it extends
     tests: tuple[str, ...]
-    body: str
-    line: int = 1
+    body: str  # the rest of the commit message
+    line: int = 1  # at which line of the file the body begins
 
 
 def read_series(folder: pathlib.Path = PATCHES) -> list[PatchMessage]:
     """The patches in their order. Raises StackError for a file that lacks what a patch needs."""
-    found, stack = [], ""
+    messages, stack = [], ""
     for line in (folder / "series").read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             stack = line.strip("[] ")
         elif line.strip() and line[0] != "#":
-            found.append(read_message(folder / f"{line.strip()}.md", stack))
-    return found
+            messages.append(read_message(folder / f"{line.strip()}.md", stack))
+    return messages
 
 
 def read_message(path: pathlib.Path, stack: str = "") -> PatchMessage:

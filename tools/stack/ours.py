@@ -25,7 +25,6 @@ CARRIERS = {name: f"_{name}" for name in ("DeviceMesh", "DTensorSpec", "Redistri
 
 
 def whole(file: str, ours: pathlib.Path = OURS) -> str:
-    """The text of a new file."""
     return _upstream((ours / file).read_text(encoding="utf-8"), str(ours / file))
 
 
@@ -50,18 +49,14 @@ def _upstream(text: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Room:
-    """A file of ours whose definitions go into torch's file of the same name.
-
-    Attributes:
-        imports: of the file, without torch's file itself.
-        kept: for each ``NAME = original(module, "function")``, torch's function (a method with its class) to NAME.
-        edits: that make its code fit there. It needs no door to its own module, and no ``self: DeviceMesh``.
-    """
+    """A file of ours whose definitions go into torch's file of the same name."""
 
     file: str
     source: Source
-    imports: tuple[Import, ...]
+    imports: tuple[Import, ...]  # of the file, without torch's file itself
+    # for each ``NAME = original(module, "function")``, torch's function (a method with its class) to NAME
     kept: dict[str, str]
+    # that make its code fit there. It needs no door to its own module, and no ``self: DeviceMesh``
     edits: tuple[Edit, ...]
 
     @property
@@ -90,10 +85,10 @@ def room(file: str, path: pathlib.Path) -> Room:
     source = read(_upstream(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else "", str(path))
     package = package_of(file)
     module = f"{package}.{pathlib.PurePosixPath(file).stem}"
-    found = [*imports(source.tree.body, package)]
-    doors = {one.bound for one in found if f"{one.home}.{one.name}" == module}
-    kept = {what: name for one in source.tree.body for what in [_kept(one)] if what for name in bound(one)}
-    methods = {name for what, name in kept.items() if "." in what}
+    imported = [*imports(source.tree.body, package)]
+    doors = {one.bound for one in imported if f"{one.home}.{one.name}" == module}
+    kept = {target: name for one in source.tree.body for target in [_kept(one)] if target for name in bound(one)}
+    methods = {name for target, name in kept.items() if "." in target}
     edits: list[Edit] = []
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in doors:
@@ -105,7 +100,7 @@ def room(file: str, path: pathlib.Path) -> Room:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in methods:
             call = f"{source.code(node.args[0])}.{kept_method(node.func.id)}("
             edits.append((source.start(node), source.start(node.args[1]), call))
-    others = tuple(one for one in found if one.home != module and one.bound not in doors)
+    others = tuple(one for one in imported if one.home != module and one.bound not in doors)
     return Room(file, source, others, kept, tuple(edits))
 
 

@@ -33,11 +33,7 @@ CHANGED = {file_of(module) for module in (CONFIG, *(row.module for row in ROWS))
 
 
 def states(tree: Tree, messages: Sequence[PatchMessage]) -> list[State]:
-    """Every file that these patches change, before the first and after each.
-
-    Raises:
-        StackError: the tree has the stack already, or isn't what the stack was written for; with every reason.
-    """
+    """Every file that these patches change, before the first and after each."""
     _check(tree, messages)
     torchs = functools.cache(lambda path: tree.read(path) if tree.exists(path) else None)
     upstream = Format(torchs)
@@ -60,7 +56,6 @@ def states(tree: Tree, messages: Sequence[PatchMessage]) -> list[State]:
 
 
 def _changed(tree: Tree, message: PatchMessage, file: str, text: str, original: str) -> str:
-    """Torch's file after one more patch."""
     name = f"torch/distributed/{file}"
     rows = [target for target in message.rows if file_of(target.partition(":")[0]) == file]
     gone = [target.partition(":")[2] for target in message.removes if file_of(target.partition(":")[0]) == file]
@@ -99,16 +94,15 @@ def own_tests(message: PatchMessage) -> Iterable[tuple[str, str]]:
 
 
 def _tests(message: PatchMessage, now: dict[str, str], torchs: Callable[[str], str | None]) -> dict[str, str]:
-    """The test files after this patch: upstream's with our classes, and new ones."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for path, text in own_tests(message):
-        found[path] = joined(path, found.get(path) or now.get(path) or torchs(path), text)
+        files[path] = joined(path, files.get(path) or now.get(path) or torchs(path), text)
     home = PATCHES / "insert" / message.name
     for marks in sorted(home.glob("test/**/*.py")):
         path = marks.relative_to(home).as_posix()
         if text := torchs(path):  # a copy of an installed torch has none
-            found[path] = decorated(path, found.get(path) or now.get(path) or text, marks.read_text("utf-8"))
-    return found
+            files[path] = decorated(path, files.get(path) or now.get(path) or text, marks.read_text("utf-8"))
+    return files
 
 
 def _check(tree: Tree, messages: Sequence[PatchMessage]) -> None:
@@ -147,11 +141,9 @@ def _added(target: str) -> Patch | None:
 
 
 def new_files(ours: pathlib.Path = OURS) -> set[str]:
-    """All files of ours that are new upstream."""
-    found = {path.relative_to(ours).as_posix() for path in ours.rglob("*.py")}
-    return found - {*CHANGED, *STAYS, f"{SEAM}.py"}
+    files = {path.relative_to(ours).as_posix() for path in ours.rglob("*.py")}
+    return files - {*CHANGED, *STAYS, f"{SEAM}.py"}
 
 
 def missing_files(messages: Iterable[PatchMessage], ours: pathlib.Path = OURS) -> set[str]:
-    """The new files that no patch brings."""
     return new_files(ours) - {file for message in messages for file in message.files}

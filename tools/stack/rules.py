@@ -27,8 +27,6 @@ _IMPORT = re.compile(r"\s*(>>> |#? ?)?(import|from) ")
 
 @dataclass(frozen=True)
 class Breach:
-    """One line that upstream wouldn't take."""
-
     rule: str
     path: str
     line: int
@@ -40,19 +38,11 @@ class Breach:
 
 @dataclass(frozen=True)
 class Change:
-    """What a patch does to one file.
-
-    Attributes:
-        text: the file after it.
-        added: the numbers of the lines that weren't there before.
-        removed: how many lines aren't there any more.
-    """
-
     path: str
     before: str
-    text: str
-    added: frozenset[int]
-    removed: int
+    text: str  # the file after it
+    added: frozenset[int]  # the numbers of the lines that weren't there before
+    removed: int  # how many lines aren't there any more
 
     @property
     def is_test(self) -> bool:
@@ -64,7 +54,6 @@ class Change:
 
 
 def changes(before: State, after: State) -> list[Change]:
-    """The files that differ, in the order of their paths."""
     return [
         _change(path, before.get(path) or "", after[path] or "")
         for path in sorted(after)
@@ -86,10 +75,10 @@ def _change(path: str, old: str, new: str) -> Change:
 
 def numbers(before: State, after: State) -> str:
     """``3 files +21 -0, tests +100 -0``."""
-    found = changes(before, after)
-    code, tests = [c for c in found if not c.is_test], [c for c in found if c.is_test]
+    changed = changes(before, after)
+    code, tests = [c for c in changed if not c.is_test], [c for c in changed if c.is_test]
     counts = [f"+{sum(len(c.added) for c in some)} -{sum(c.removed for c in some)}" for some in (code, tests)]
-    return f"{len(found)} files {counts[0]}, tests {counts[1]}"
+    return f"{len(changed)} files {counts[0]}, tests {counts[1]}"
 
 
 TABLE_HEAD = ("stack", "patch", "files", "added", "removed", "tests added", "rows")
@@ -100,8 +89,8 @@ def table(messages: Sequence[PatchMessage], states: Sequence[State]) -> str:
     the sums."""
     lines = []
     for message, before, after in zip(messages, states, states[1:], strict=False):
-        found = changes(before, after)
-        code, tests = [c for c in found if not c.is_test], [c for c in found if c.is_test]
+        changed = changes(before, after)
+        code, tests = [c for c in changed if not c.is_test], [c for c in changed if c.is_test]
         counts = (len(code), sum(len(c.added) for c in code), sum(c.removed for c in code))
         lines.append((message.stack, f"`{message.name}`", *counts, sum(len(c.added) for c in tests), len(message.rows)))
     sums = [sum(int(line[column]) for line in lines) for column in range(2, 7)]
@@ -110,14 +99,10 @@ def table(messages: Sequence[PatchMessage], states: Sequence[State]) -> str:
 
 
 def breaches(message: PatchMessage, before: State, after: State, new: Collection[str]) -> list[Breach]:
-    """All of them in one patch.
-
-    Args:
-        new: the paths of all files that the stack brings.
-    """
-    found = changes(before, after)
-    said = [*_message(message), *_size(message, found)]
-    for change in found:
+    """All of them in one patch; `new` has the paths of all files that the stack brings."""
+    changed = changes(before, after)
+    said = [*_message(message), *_size(message, changed)]
+    for change in changed:
         for number, line in change.lines():
             words = () if _IMPORT.match(line) else WORDS.finditer(line)
             said += [Breach("words", change.path, number, f"{word[0]!r}") for word in words]
@@ -125,10 +110,9 @@ def breaches(message: PatchMessage, before: State, after: State, new: Collection
     return said
 
 
-def refuse(found: Sequence[Breach]) -> None:
-    """Raises StackError for any."""
-    if found:
-        raise StackError("The stack breaks upstream's rules:\n" + "\n".join(f"  {breach}" for breach in found))
+def refuse(broken: Sequence[Breach]) -> None:
+    if broken:
+        raise StackError("The stack breaks upstream's rules:\n" + "\n".join(f"  {breach}" for breach in broken))
 
 
 def _message(message: PatchMessage) -> Iterator[Breach]:
@@ -141,8 +125,8 @@ def _message(message: PatchMessage) -> Iterator[Breach]:
             yield Breach("words", path, number, f"{word[0]!r}")
 
 
-def _size(message: PatchMessage, found: Sequence[Change]) -> Iterator[Breach]:
-    lines = sum(len(change.added) + change.removed for change in found)
+def _size(message: PatchMessage, changed: Sequence[Change]) -> Iterator[Breach]:
+    lines = sum(len(change.added) + change.removed for change in changed)
     if lines > SIZE:
         yield Breach("size", f"patches/{message.name}.md", 1, f"{lines} changed lines, at most {SIZE}")
 

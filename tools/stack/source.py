@@ -123,27 +123,17 @@ def find(tree: ast.AST, place: Sequence[str]) -> ast.AST | None:
     """The definition at this place, ``("DeviceMesh", "__init__")``; None if there is none."""
     if not place:
         return tree
-    found = (s for statements in inside(tree) for s in statements if bound(s) == {place[0]})
-    return next((inner for one in found if (inner := find(one, place[1:]))), None)
+    definitions = (s for statements in inside(tree) for s in statements if bound(s) == {place[0]})
+    return next((inner for one in definitions if (inner := find(one, place[1:]))), None)
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name.
-
-    Attributes:
-        bound: what it is called in the file.
-        home: the module, absolute.
-        module: as the file writes it.
-        name: what is taken from the module; None for the module itself.
-        typed: True if only the type checker needs it.
-    """
-
-    bound: str
-    home: str
-    module: str
-    name: str | None
-    typed: bool = False
+    bound: str  # what it is called in the file
+    home: str  # the module, absolute
+    module: str  # as the file writes it
+    name: str | None  # what is taken from the module; None for the module itself
+    typed: bool = False  # True if only the type checker needs it
 
 
 def imports(body: Iterable[ast.stmt], package: str, typed: bool = False) -> Iterator[Import]:
@@ -179,11 +169,7 @@ def absolute(module: str, level: int, package: str) -> str:
 
 
 def import_edits(source: Source, body: Sequence[ast.stmt], new: Sequence[Import], checks: bool) -> Iterator[Edit]:
-    """Edits that add imports behind the first ones of a block, or into its ``if TYPE_CHECKING:``.
-
-    Args:
-        checks: the file imports TYPE_CHECKING.
-    """
+    """Edits that add imports behind the first of a block, or into its ``if TYPE_CHECKING:``, if the file `checks`."""
     if not new:
         return
     indent = body[0].col_offset
@@ -206,8 +192,6 @@ def import_edits(source: Source, body: Sequence[ast.stmt], new: Sequence[Import]
 
 
 def _import_lines(new: Sequence[Import]) -> str:
-    """One statement for each module, sorted."""
-
     def renamed(one: Import, name: str) -> str:
         return name if one.bound in (name, name.partition(".")[0]) else f"{name} as {one.bound}"
 

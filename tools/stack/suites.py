@@ -17,19 +17,11 @@ from .source import Edit, Import, Source, bound, edited, find, import_edits, imp
 
 
 def classes(text: str) -> set[str]:
-    """The names of the classes at the top of a file."""
     return {one.name for one in ast.parse(text).body if isinstance(one, ast.ClassDef)}
 
 
 def joined(path: str, there: str | None, added: str) -> str:
-    """The file with our tests before what runs it as a program.
-
-    Args:
-        path: of the file, which is ``there`` or, if that is None, comes with what is added.
-
-    Raises:
-        StackError: a name that stands for something else in the file.
-    """
+    """The file with our tests before what runs it as a program. If it isn't ``there``, it comes with what is added."""
     if there is None:
         return added
     theirs, ours = read(there, path), read(added, path)
@@ -64,11 +56,7 @@ def _more_tests(path: str, theirs: Source, there: ast.stmt | None, ours: Source,
 
 
 def decorated(path: str, there: str, marks: str) -> str:
-    """Upstream's file with the decorators of ours on its tests, and the imports that these need.
-
-    Raises:
-        StackError: a test that isn't there, or a name that stands for something else in the file.
-    """
+    """Upstream's file with the decorators of ours on its tests, and the imports that these need."""
     theirs, ours = read(there, path), read(marks, path)
     defined = {name: one for one in theirs.tree.body for name in bound(one)}
     edits = [*_import_edits(path, theirs, ours, {_key(one): one for one in imports(theirs.tree.body, "")}, defined)]

@@ -25,14 +25,10 @@ HOME = "torch/distributed/device_mesh.py"
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder that holds ``torch/distributed``, as it lies there or as it is at a commit.
-
-    Attributes:
-        commit: read files as of this commit; None for what lies in the folder.
-    """
+    """A folder that holds ``torch/distributed``, as it lies there or as it is at a commit."""
 
     root: pathlib.Path
-    commit: str | None = None
+    commit: str | None = None  # read files as of this commit; None for what lies in the folder
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], commit: str | None = None) -> Tree:
@@ -49,13 +45,13 @@ class Tree:
     def release(self) -> versions.Release:
         """What the tree says that it is. Raises StackError if nothing says it."""
         for name, pattern in (("torch/version.py", r"__version__ = '([^']+)'"), ("version.txt", r"(\S+)")):
-            found = re.search(pattern, self.read(name)) if self.exists(name) else None
-            if found and (release := versions.parse(found[1])).number < OLDEST:
+            match = re.search(pattern, self.read(name)) if self.exists(name) else None
+            if match and (release := versions.parse(match[1])).number < OLDEST:
                 raise StackError(
                     f"{self.root} is torch {release.text}. The stack is for 2.13 and later: before, layouts are built "
                     "otherwise, and upstream takes no changes there."
                 )
-            if found:
+            if match:
                 return release
         raise StackError(f"{self.root} has neither torch/version.py nor version.txt, so its release isn't known")
 
@@ -88,11 +84,11 @@ class Tree:
                 if "<" not in row.releases and self._defines(row)
                 else None
             )
-        found = self._source(row, path).fingerprint(row.qualname)
-        if found is None:
+        fingerprint = self._source(row, path).fingerprint(row.qualname)
+        if fingerprint is None:
             return f"{path} defines no {row.qualname}"
         known = {modules.get(row.module, {}).get(row.qualname) for modules in versions.fingerprints().values()}
-        if found not in known:
+        if fingerprint not in known:
             return f"{path} defines {row.qualname} with another body than any release that the stack was written for"
         return None
 
@@ -102,8 +98,8 @@ class Tree:
 
     def _defines(self, row: Patch) -> bool:
         source = self._source(row, f"{row.module.replace('.', '/')}.py")
-        found = recognise.definitions(source.tree, row.qualname) if source.tree else ()
-        return any(isinstance(one, ast.FunctionDef) for one in found)  # what a class only declares isn't there yet
+        nodes = recognise.definitions(source.tree, row.qualname) if source.tree else ()
+        return any(isinstance(one, ast.FunctionDef) for one in nodes)  # what a class only declares isn't there yet
 
     def _source(self, row: Patch, path: str) -> recognise.Source:
         return _source_of(row.module, path, self._bytes(path))
@@ -137,7 +133,6 @@ def _put(path: pathlib.Path, text: str | None) -> None:
 
 
 def installed_torch() -> pathlib.Path:
-    """The folder of the torch that this Python would import."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise StackError("torch isn't installed for this Python, so there is nothing to copy")
@@ -147,12 +142,6 @@ def installed_torch() -> pathlib.Path:
 def copy_torch(installed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Make ``folder/torch``; a Python with the folder on its path imports it in place of the installed one. Files are
     copied, so that a commit of the folder has them; other folders than torch.distributed are links.
-
-    Args:
-        installed: the ``torch`` folder of an environment.
-
-    Returns:
-        The folder, to render onto.
     """
     target = folder / "torch"
     if target.exists():

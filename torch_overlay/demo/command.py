@@ -78,11 +78,12 @@ def why_not_on_gpus(error: str) -> str | None:
     """
     if panels.NO_GPU in error:
         return panels.NO_GPU
-    if "gloo" in error or "no answer to" in error:
+    said = [line for line in error.splitlines() if "gloo" in line or "no answer to" in line]
+    if said:
         return (
             "--device cuda: where there are fewer GPUs than ranks (6 at most) they talk by gloo, which loses "
             "connections with CUDA tensors on some machines, on stock torch as well. Leave --device out to run on the "
-            "CPU. It was: " + error.strip().splitlines()[-1]
+            "CPU. It was: " + said[-1]
         )
     return None
 

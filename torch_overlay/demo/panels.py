@@ -9,7 +9,7 @@ from typing import Any
 
 from ..show.screen import Screen, headed, styled
 from ..show.words import aligned, joined, wrapped
-from .processes import Processes
+from .processes import World
 
 WEIGHTS = 300
 ROUNDS = 3  # of a loop and a Transfer
@@ -24,10 +24,10 @@ NO_GPU = "--device cuda needs a GPU, and torch finds none"
 
 def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     """Send 300 weights from a trainer's mesh to two servers, by hand and by a Transfer. Neither needs the overlay.
-    Returns the figures that `show_weights` prints. Raises as `Processes.ask`."""
+    Returns the figures that `show_weights` prints. Raises as `World.ask`."""
     screen.now("starting 6 processes, each with its own torch")
     ways = ("loop", "transfer")
-    with Processes("weights", "WeightsRank", 6, overlay=False, device=device) as world:
+    with World("weights", "WeightsRank", 6, overlay=False, device=device) as world:
         release = world.enter()
         screen.advance()
         screen.now("making 300 weights on both sides, and the Transfer")
@@ -106,9 +106,9 @@ def _only_changes(changes: Sequence[dict[str, int]]) -> str:
 
 def killed(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     """Kill a server between two runs of a Transfer with a timeout, and see what the others say. Returns the figures
-    that `show_killed` prints. Raises as `Processes.ask`."""
+    that `show_killed` prints. Raises as `World.ask`."""
     screen.now("starting a trainer and two servers")
-    with Processes("killed", "KilledRank", 3, overlay=False, device=device) as world:
+    with World("killed", "KilledRank", 3, overlay=False, device=device) as world:
         world.enter()
         world.ask("build")
         screen.advance()
@@ -133,12 +133,12 @@ def show_killed(figures: dict[str, Any], width: int) -> list[str]:
 
 def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     """Let ranks build different meshes, on stock, under the overlay and with check_mesh, and see what they say. Returns
-    the figures that `show_meshes` prints. Raises as `Processes.ask`."""
+    the figures that `show_meshes` prints. Raises as `World.ask`."""
     screen.now("starting 3 x 4 processes that build different meshes")
     with (
-        Processes("stock", "MeshRank", 4, overlay=False, device=device) as stock,
-        Processes("overlay", "MeshRank", 4, overlay=True, device=device) as overlay,
-        Processes("check_mesh", "MeshRank", 4, overlay=True, check_mesh=True, device=device) as check,
+        World("stock", "MeshRank", 4, overlay=False, device=device) as stock,
+        World("overlay", "MeshRank", 4, overlay=True, device=device) as overlay,
+        World("check_mesh", "MeshRank", 4, overlay=True, check_mesh=True, device=device) as check,
     ):
         for world in (stock, overlay, check):
             world.enter()
@@ -195,11 +195,11 @@ def show_meshes(figures: dict[str, Any], width: int) -> list[str]:
 
 def gathers(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     """Gather vectors of each length that are cut over a mesh with a flattened view. Returns the results, by side and
-    length. Raises as `Processes.ask`."""
+    length. Raises as `World.ask`."""
     gathered: dict[str, Any] = {}
     for name, on in {"stock": False, "overlay": True}.items():
         screen.now(f"{name}: gathering vectors of 1 to {LONGEST} elements")
-        with Processes(name, "GatherRank", 4, overlay=on, device=device) as world:
+        with World(name, "GatherRank", 4, overlay=on, device=device) as world:
             world.enter()
             gathered[name] = world.ask("gather", LONGEST)[0]
             world.ask("leave")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -32,27 +29,6 @@ _KINDS = {
     "alltoall": "all-to-all",
 }
 _MESSAGES = "send", "recv"  # between two ranks, as those in which a Transfer's ranks say that they have come
-
-
-def serve(make: type[Rank], rank: int, arguments: dict[str, Any], parent: Connection, log: str) -> None:
-    """The main function of a rank. Answers orders until the parent sends None or ends, or an order fails.
-
-    An answer is (True, value) or (False, traceback). The output of the process goes to the file `log`, which the parent
-    reads.
-    """
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):  # not sys.stdout, since C++ libraries print, too
-        os.dup2(file, stream)
-    os.close(file)
-    try:
-        worker = make(rank, **arguments)
-        while (order := parent.recv()) is not None:
-            name, order_arguments = order
-            parent.send((True, getattr(worker, name)(*order_arguments)))
-    except EOFError:
-        pass  # the parent has ended
-    except Exception:
-        parent.send((False, traceback.format_exc(limit=-20)))  # a recursion has thousands of frames
 
 
 class Rank:

@@ -124,8 +124,8 @@ def answer_for(mesh, source, target, shape, dynamic):
     with mode:
         given = DTensor.from_local(local, mesh, source, run_check=False)
         spec = DTensorSpec(mesh, target, tensor_meta=given._spec.tensor_meta)
-        found = find_answer(mesh, local, given._spec, spec, False, None)
-    return found, env.guards if dynamic else [], symbols
+        answer = find_answer(mesh, local, given._spec, spec, False, None)
+    return answer, env.guards if dynamic else [], symbols
 
 
 class TestOpenSizes(FakeWorld):
@@ -166,14 +166,14 @@ ROWS_OPEN = [DimDynamic.DYNAMIC, DimDynamic.STATIC]
 def admitted(case, source, target, shape, lengths):
     """Of these lengths of dim 1, those that the guards for a local tensor of this shape admit; they have its plan."""
     traced, guards, symbols = answer_for(case.mesh, source, target, shape, ALL_OPEN)
-    found = []
+    alike = []
     for length in lengths:
         known, _, _ = answer_for(case.mesh, source, target, (shape[0], length), None)
         values = dict(zip(symbols, (shape[0], length)))
         if all(bool(guard.expr.subs(values)) for guard in guards):
-            found.append(length)
+            alike.append(length)
             case.assertEqual(without_sizes(known.steps), without_sizes(traced.steps), msg=f"{length}")
-    return found
+    return alike
 
 
 def check_rows(case, ends, shape, rows) -> None:

@@ -108,9 +108,9 @@ class TestGroupsAtHand(FakeWorld):
         mesh = self._mesh(joint)
         with config.patch(mesh_share_groups="names", mesh_joint_groups=joint):
             self.assertEqual(sorted(at_hand(mesh, Site.of(mesh)).joint), sorted(axes))
-            for found in axes:
-                ranks = mesh[tuple("abc"[axis] for axis in found)].mesh.flatten().tolist()
-                name = at_hand(mesh, Site.of(mesh)).find(mesh, found).name
+            for together in axes:
+                ranks = mesh[tuple("abc"[axis] for axis in together)].mesh.flatten().tolist()
+                name = at_hand(mesh, Site.of(mesh)).find(mesh, together).name
                 self.assertEqual(
                     dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(name)), ranks
                 )
@@ -138,9 +138,9 @@ class TestGroupsAtHand(FakeWorld):
     def test_what_was_found_is_remembered_until_the_group_is_gone(self) -> None:
         mesh = init_device_mesh("cpu", (2, 4))
         known = at_hand(mesh, Site.of(mesh))
-        found = known.find(mesh, (1,))
+        group = known.find(mesh, (1,))
         self.assertIs(at_hand(mesh, Site.of(mesh)), known)
-        self.assertIs(known.find(mesh, (1,)), found)
+        self.assertIs(known.find(mesh, (1,)), group)
         dist.destroy_process_group(mesh.get_group(1))
         with self.assertRaisesRegex(RuntimeError, "the process group over dim_1 .* is gone"):
             known.find(mesh, (1,))

@@ -51,13 +51,6 @@ class TestSpecs(TestCase):
         with self.assertRaises(NotPlanned):
             strided.on((7,), (2, 2))
 
-    def test_an_order_of_mesh_dims_is_read(self) -> None:
-        for order, starts in (((0, 1), [2, 4]), ((1, 0), [4, 2])):
-            cuts = read_cuts((Shard(0), Shard(0)), [_dtensor_spec.ShardOrderEntry(0, order)], 1, (2, 2)).on(
-                (8,), (2, 2)
-            )
-            self.assertEqual([cuts.box(place).start[0] for place in ((0, 1), (1, 0))], starts)
-
     def test_strided_shards_have_no_order_beside_their_factors(self) -> None:
         ordered = [_dtensor_spec.ShardOrderEntry(0, (1, 0))]
         with self.assertRaisesRegex(NotPlanned, "a shard order of their own"):

@@ -266,9 +266,9 @@ class TestEvenParts(TestCase):
             source, target, sizes = (0, "sum", "sum", *more), (None, None, 0, *more), (2, 2, 4, 2)[: 3 + len(more)]
             target = (*target[:3], "sum") if more else target
             asked = [(regions(source, (80, n, 32), sizes), regions(target, (80, n, 32), sizes)) for n in (6, 16)]
-            found = [plan_and_parts(*ends, 4, frozenset({(0, 1, 2)}), Cost()) for ends in asked]
-            cut = [any(step.after.orders[1] for step in steps if not isinstance(step, Divide)) for steps, _ in found]
-            self.assertEqual((cut, found[0][1][1]), ([False, True], 16))
+            plans = [plan_and_parts(*ends, 4, frozenset({(0, 1, 2)}), Cost()) for ends in asked]
+            cut = [any(step.after.orders[1] for step in steps if not isinstance(step, Divide)) for steps, _ in plans]
+            self.assertEqual((cut, plans[0][1][1]), ([False, True], 16))
 
 
 TWO_BY_THREE = (2, 3)

@@ -9,7 +9,7 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed.tensor._planner.boxes import Box, in_runs
+from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.distributed.tensor._planner.cost import cut_into_rounds
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 
@@ -71,12 +71,12 @@ instantiate_parametrized_tests(TestOrders)
 class TestParts(TestCase):
     def test_parts_make_up_a_piece(self) -> None:
         for length, rounds in (((8, 3), 4), ((2, 9), 4), ((3, 1), 8), ((0, 5), 2)):
-            found = [
+            places = [
                 place
                 for box in cut_into_rounds(length, rounds)
                 for place in itertools.product(*[range(at, at + n) for at, n in zip(box.start, box.length)])
             ]
-            self.assertEqual(sorted(found), list(itertools.product(*map(range, length))))
+            self.assertEqual(sorted(places), list(itertools.product(*map(range, length))))
 
 
 class TestRuns(TestCase):
@@ -88,12 +88,6 @@ class TestRuns(TestCase):
         held = {tuple(whole[tuple(slice(a, a + n) for a, n in zip(*box))].flatten().tolist()): box for box in boxes}
         for (mine, one), (theirs, other) in itertools.product(held.items(), repeat=2):
             self.assertEqual(one.then(other), held.get(mine + theirs), msg=f"{one} and {other}")
-
-    def test_a_gap_ends_a_run(self) -> None:
-        rows = [Box((at, 0), (1, 3)) for at in range(4)]
-        placed = [(0, rows[0]), (3, rows[1]), (None, rows[2]), (9, rows[3])]
-        self.assertEqual(in_runs(placed), [(0, Box((0, 0), (2, 3))), (None, rows[2]), (9, rows[3])])
-        self.assertEqual(in_runs([(0, rows[0]), (4, rows[1])]), [(0, rows[0]), (4, rows[1])])
 
 
 class TestWhoHoldsABox(TestCase):
@@ -107,10 +101,10 @@ class TestWhoHoldsABox(TestCase):
                 places = {cut_place(place, cut, ranges) for place in itertools.product(*ranges)}
                 held = {place: cut.box(place).meet(box) for place in places}
                 wanted = {place: part for place, part in held.items() if part.elements}
-                found = [(tuple(place), part) for place, part in cut.parts(box, ranges)]
-                self.assertEqual(dict(found), wanted, msg=f"{cut} {ranges}")
-                self.assertEqual(len(found), len(wanted))
-                self.assertEqual([part.start for _, part in found], sorted(part.start for _, part in found))
+                parts = [(tuple(place), part) for place, part in cut.parts(box, ranges)]
+                self.assertEqual(dict(parts), wanted, msg=f"{cut} {ranges}")
+                self.assertEqual(len(parts), len(wanted))
+                self.assertEqual([part.start for _, part in parts], sorted(part.start for _, part in parts))
         self.assertEqual(list(cut.parts(Box((0, 0), (0, 4)), ranges)), [])
 
 

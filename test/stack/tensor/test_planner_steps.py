@@ -4,17 +4,11 @@
 import itertools
 from collections import Counter
 
-from planner_simulator import MOVED, REDUCE, exchange, is_right, pairs, regions, sent
+from planner_simulator import MOVED, exchange, is_right, pairs, regions, sent
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import (
-    AllGather,
-    AllReduce,
     AllToAll,
-    Digit,
-    Divide,
-    Embed,
     Exchange,
     Narrow,
     ReduceScatter,
@@ -27,34 +21,7 @@ def ends(old, new, shape=(5, 4)):
     return regions(old, shape, TWO_BY_THREE), regions(new, shape, TWO_BY_THREE)
 
 
-@instantiate_parametrized_tests
 class TestStepSimulator(TestCase):
-    def check(self, *steps, to=None) -> None:
-        self.assertTrue(is_right(steps, steps[0].before, to or steps[-1].after), msg=f"{steps}")
-
-    @parametrize("op", [*REDUCE])
-    def test_reductions(self, op) -> None:
-        before, after = ends((0, op), (0, None))
-        self.check(AllReduce(before, before, (1,), op), to=after)
-        self.check(ReduceScatter(*ends((None, op), (None, 0)), (1,), op))
-        self.check(ReduceScatter(*ends((op, op), (1, 1)), (0, 1), op))
-
-    def test_gathers(self) -> None:
-        self.check(AllGather(*ends((0, 0), (None, None)), (0, 1)))
-        self.check(AllGather(*ends((0, 0), (0, None)), (1,)))
-        self.check(AllGather(*ends((1, 0), (None, None)), (0, 1)))
-
-    def test_local_steps(self) -> None:
-        self.check(Narrow(*ends((0, None), (0, 1))))
-        (shards, whole), terms = ends((0, 0), (None, None)), regions(("sum", "sum"), (5, 4), TWO_BY_THREE)
-        self.check(Embed(shards, whole), to=terms)
-        self.check(AllGather(shards, whole, (0, 1)), Divide(6), to=terms)
-
-    def test_what_an_all_reduce_brings(self) -> None:
-        whole = Regions.of((None, None), (None, None), (5, 2), (2, 2))
-        self.assertEqual(AllReduce(whole, whole, (0,), "sum").received, 10)
-        self.assertEqual(AllReduce(whole, whole, (0, 1), "sum").received, 15)
-
     def test_what_is_wrong_is_seen(self) -> None:
         before, after = ends((None, "sum"), (None, 0))
         self.assertFalse(is_right([ReduceScatter(before, after, (1,), "max")], before, after))
@@ -87,13 +54,6 @@ class TestDigits(TestCase):
     def test_nor_does_one_between_any_two_cuts(self, sizes) -> None:
         for old, new in itertools.product(itertools.product((None, 0), repeat=len(sizes)), repeat=2):
             self.check(exchange(old, new, 16, sizes))
-
-    def test_digits_make_up_the_coordinate(self) -> None:
-        asked = exchange((None, 0), (0, None), 24, (12, 2))
-        digits = asked.cuts((0,))
-        self.assertEqual(digits, [Digit(0, 6, 2), Digit(0, 3, 2), Digit(0, 1, 3)])
-        for at in range(12):
-            self.assertEqual(sum(digit.of((at, 0)) * digit.unit for digit in digits), at)
 
 
 instantiate_parametrized_tests(TestDigits)

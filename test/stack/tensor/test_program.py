@@ -61,8 +61,8 @@ class TestProgram(DTensorOpTestBase):
                     made.make_ready(self.mesh)
                     ended.make_ready(self.mesh)
                     local = part(whole, made.held) * (1 if source[0].is_replicate() else 2 ** (-1 / order))
-                    found = ended.run(made.run(local, self.mesh), self.mesh)
-                    self.assertEqual(found, whole, msg=f"{order}: {made.text}, {ended.text}")
+                    result = ended.run(made.run(local, self.mesh), self.mesh)
+                    self.assertEqual(result, whole, msg=f"{order}: {made.text}, {ended.text}")
 
     def test_what_goes_on_later_is_reduced_at_once(self) -> None:
         """A large reduce-scatter runs in rounds, which are waited for."""
@@ -109,10 +109,10 @@ class TestWaitedFor(FakeWorld):
             ends = (Shard(0), Partial(), Partial()), (Replicate(), Replicate(), Shard(1))
             specs = [DTensorSpec(mesh, end, tensor_meta=meta) for end in ends]
             asked = [Question.of(mesh, *specs, meta.shape, meta.dtype, later) for later in (False, True)]
-            found = [make_program(question, mesh) for question in asked]
-        self.assertEqual(found[0].steps, found[1].steps)
-        self.assertEqual([type(step) for step in found[0].steps], [ReduceScatter, AllGather])
-        self.assertGreater(found[0].steps[0].rounds, 1)
+            programs = [make_program(question, mesh) for question in asked]
+        self.assertEqual(programs[0].steps, programs[1].steps)
+        self.assertEqual([type(step) for step in programs[0].steps], [ReduceScatter, AllGather])
+        self.assertGreater(programs[0].steps[0].rounds, 1)
 
 
 class TestGone(FakeWorld):

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import sys
-import time
 
 import pytest
 
@@ -56,14 +55,14 @@ class Reporter:
 
     def pytest_collectreport(self, report):
         if report.failed:
-            self.write(case="(collection)", outcome="error", seconds=0, why=last_words(report.longreprtext))
+            self.write(case="(collection)", outcome="error", why=last_words(report.longreprtext))
 
     def pytest_runtest_logstart(self, nodeid):
-        self.outcomes[nodeid] = ("passed", "", 0.0)
-        self.write(case=case_of(nodeid), began=time.time())
+        self.outcomes[nodeid] = "passed", ""
+        self.write(case=case_of(nodeid), began=True)
 
     def pytest_runtest_logreport(self, report):
-        outcome, why, seconds = self.outcomes.get(report.nodeid, ("passed", "", 0.0))
+        outcome, why = self.outcomes.get(report.nodeid, ("passed", ""))
         if report.failed and outcome not in ("failed", "error"):
             outcome, why = "failed" if report.when == "call" else "error", last_words(report.longreprtext)
         elif report.skipped and outcome == "passed":
@@ -72,13 +71,13 @@ class Reporter:
                 outcome, why = "xfailed", report.wasxfail
         elif report.passed and hasattr(report, "wasxfail") and report.when == "call":
             outcome, why = "xpassed", report.wasxfail
-        self.outcomes[report.nodeid] = outcome, why, seconds + report.duration
+        self.outcomes[report.nodeid] = outcome, why
 
     def pytest_runtest_logfinish(self, nodeid):
-        outcome, why, seconds = self.outcomes.pop(nodeid)
+        outcome, why = self.outcomes.pop(nodeid)
         if outcome == "skipped" and NOT_RUN in why:
             outcome = "not run"
-        self.write(case=case_of(nodeid), outcome=outcome, seconds=round(seconds, 2), why=why)
+        self.write(case=case_of(nodeid), outcome=outcome, why=why)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus):
