@@ -425,7 +425,7 @@ class Transfer:
         agreement = self._state.agreement
         sources, targets = agreement.ends
         lines = [
-            f"{agreement.tensor_count} tensors from {of_ranks(sorted(sources))} to {of_ranks(sorted(targets))}, "
+            f"{counted(agreement.tensor_count, 'tensor')} from {of_ranks(sorted(sources))} to {of_ranks(sorted(targets))}, "
             f"budget {size_text(self.budget)}"
         ]
         if not self.traffic:

@@ -205,8 +205,8 @@ class CheckpointCases:
             with self.folder() as folder:
                 self.write(folder, tensors, files)
                 source = torch_overlay.checkpoint(folder) if self.rank in readers else None
-                relays = bool(seed % 2)
-                host = rng.choice((None, f"host {self.rank // 3}")) if relays else None
+                relays = (False, True, None)[seed % 3]  # None decides by the links of the hosts
+                host = rng.choice((None, f"host {self.rank // 3}")) if relays is not False else None
                 with (
                     mock.patch.object(relay, "STRIPE", 64),
                     mock.patch.object(checkpoint, "OWN", (16, 1 << 20, 200)[seed % 3]),
@@ -222,6 +222,22 @@ class CheckpointCases:
                         self.assertEqual(self.total(sum(sizes)), size, f"{seed} {readers}")
                         share = -(-size * 5 // len(readers) // 4) + 2 * 30 * 8  # rows
                         self.assertTrue(sum(sizes) <= share if source else not sizes, (sum(sizes), share))
+
+    def test_each_host_gets_each_byte_once(self):
+        """Without a word of `relay`: four hosts of two replicas each, all of which read."""
+        torch.manual_seed(7)
+        whole, target = {"w": torch.randn(512, 256)}, {"w": torch.zeros(512, 256)}
+        with self.folder() as folder:
+            self.write(folder, whole, 1)
+            source = torch_overlay.checkpoint(folder)
+            with torch_overlay.Transfer(source, target, host=f"host {self.rank // 2}") as sync:
+                sync.run()
+                out, into = torch_overlay.explain(sync).links()
+        self.assertEqual(target["w"], whole["w"])
+        size = whole["w"].nbytes
+        for number in range(4):  # each read a quarter
+            self.assertTrue(into[f"host {number}"] <= 3 * size / 4)
+            self.assertTrue(out[f"host {number}"] <= 1.01 * 3 * size / 4)
 
     def test_a_run_stays_within_its_budget(self):
         """Also where each rank wants all of it, many times what is read at a time."""

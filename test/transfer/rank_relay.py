@@ -195,6 +195,9 @@ class RelayCases:
                     sync.run()
                     out = sum(sync.traffic[rank][0] for rank in (0, 1))
                     said = str(sync).splitlines()[1]
+                    if len({*hosts}) > 1 and (passed or listed):
+                        link = torch_overlay.explain(sync).links()[0]["a"]
+                        self.assertTrue(link < 2 * whole.nbytes if passed else link == 6 * whole.nbytes, f"{link}")
                 self.assertEqual(out, whole.nbytes * (1 if passed else 6), f"{hosts}, {listed} listed")
                 self.assertEqual("are passed on, so that the busiest host's link has" in said, passed, said)
                 if self.rank > 1:

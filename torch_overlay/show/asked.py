@@ -180,6 +180,8 @@ def of_transfer(transfer: Transfer) -> FlowExplanation:
         _sorted({rank for tensor in tensors for rank in tensor.target.ranks}),
         transfer._flow(),
         transfer.budget,
+        hosts=transfer._state.agreement.hosts,
+        way=transfer._state.agreement.why,
     )
 
 

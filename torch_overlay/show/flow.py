@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..distributed._mesh.text import of_ranks
 from ..transfers._planner.routes import Move
@@ -39,6 +39,8 @@ class FlowExplanation(screen.Shown):
         alone: how many tensors are redistributed one by one: those with a pending reduction, and those that move along
             axes for which there is no joint group.
         reduced: how many tensors are reduced one by one before they move to another mesh.
+        hosts: on which host each rank is; empty if that isn't known.
+        way: whether elements are passed on between hosts, and why, in words; "" if nothing had to be decided.
     """
 
     tensors: int
@@ -49,6 +51,8 @@ class FlowExplanation(screen.Shown):
     budget: int
     alone: int = 0
     reduced: int = 0
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    way: str = ""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -62,6 +66,7 @@ class FlowExplanation(screen.Shown):
         title = f"{counted(self.tensors, 'tensor')}, {size_text(self.size)}, {where}"
         head = [*screen.styled(fitted(title, width), "title")]
         head += screen.styled(fitted(f"overlay: {self.steps()}", width), "side")
+        head += screen.styled(fitted(self.way, width), "side") if self.way else []
         if not self.flow.sent:
             return head
         # A matrix of more ranks is wider than a terminal; then each rank has a row.
@@ -69,7 +74,7 @@ class FlowExplanation(screen.Shown):
         table = self._matrix() if fits else self._table(width)
         notes = ["bytes that the rank of a row sends to the rank of a column"] if fits else []
         notes += ["exchanges only; what reductions send isn't counted"] if self.reduced else []
-        return [*head, "", *screen.headed(table), "", *screen.styled(notes, "why")]
+        return [*head, "", *screen.headed(table), "", *screen.styled(notes, "why"), *self._links()]
 
     def save(self, path: str) -> None:
         """Write a picture of who sends what to whom. The ending of `path` chooses the format."""
@@ -95,6 +100,28 @@ class FlowExplanation(screen.Shown):
             out[sender] += size
             into[receiver] += size
         return out, into
+
+    def links(self) -> tuple[Counter[str], Counter[str]]:
+        """For each host, the bytes that go out over its link, and those that come in."""
+        out, into = Counter[str](), Counter[str]()
+        for (sender, receiver), size in self.flow.sent.items():
+            if self.hosts and self.hosts[sender] != self.hosts[receiver]:
+                out[self.hosts[sender]] += size
+                into[self.hosts[receiver]] += size
+        return out, into
+
+    def _links(self) -> list[str]:
+        """A row for each of the first hosts, if there are several: its ranks, and what its link carries."""
+        on_host: dict[str, list[int]] = {}
+        for rank in self.ranks if self.hosts else ():
+            on_host.setdefault(self.hosts[rank], []).append(rank)
+        if len(on_host) < 2:
+            return []
+        out, into = self.links()
+        rows = [("host", "ranks", "out", "in")]
+        for host, ranks in [*on_host.items()][:SHOWN]:
+            rows.append((host.split()[0], self._named(ranks), _bytes_text(out[host]), _bytes_text(into[host])))
+        return ["", *screen.headed(aligned(rows, right=(2, 3)))]
 
     def _matrix(self) -> list[str]:
         """A row for each sender and a column for each receiver, with the sums, as lines."""

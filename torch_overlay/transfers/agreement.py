@@ -79,6 +79,7 @@ class Agreement:
         moves: how they are moved; where planners planned, in the same way this rank's own.
         passed: the moves by which ranks pass elements on.
         why: why they do, or don't, in words; "" where nobody had to decide.
+        hosts: on which one each rank of the meeting is.
         tensor_count: how many tensors are moved by any rank.
         ends: the ranks of the source, and those of the target, also those that are gone.
         ranks: those of both sides, without those that are gone, ascending.
@@ -100,6 +101,7 @@ class Agreement:
     moves: list[TensorMove]
     passed: list[PassedOn]
     why: str
+    hosts: Mapping[int, str]
     tensor_count: int
     ends: tuple[set[int], set[int]]
     ranks: list[int]
@@ -208,6 +210,7 @@ def agree(
         moves=moves,
         passed=passed,
         why=why,
+        hosts=hosts,
         tensor_count=len(known) + (0 if verdict is None else verdict.tensors),
         ends=ends,
         ranks=sorted({*ends[0], *ends[1]} - gone),
