@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .rendezvous.meeting import Place
     from .transfers._planner.schedule import Flow
     from .transfers.background import Running
+    from .transfers.stats import RunStats
     from .transfers.trees import Names
 
 BUDGET = 256 << 20  # bytes
@@ -150,6 +151,12 @@ class Transfer:
     def version(self) -> int | None:
         """The number that ranks gave as `run(version=)` in the last run; None if none did."""
         return self._state.version
+
+    @property
+    def stats(self) -> RunStats | None:
+        """What the last run took on this rank: seconds by what it did, bytes, exchanges. None before the first. Each
+        run logs it at INFO, to the logger torch_overlay.transfers."""
+        return self._state.stats
 
     @property
     def sent_bytes(self) -> int:
@@ -425,8 +432,8 @@ class Transfer:
         agreement = self._state.agreement
         sources, targets = agreement.ends
         lines = [
-            f"{counted(agreement.tensor_count, 'tensor')} from {of_ranks(sorted(sources))} to {of_ranks(sorted(targets))}, "
-            f"budget {size_text(self.budget)}"
+            f"{counted(agreement.tensor_count, 'tensor')} from {of_ranks(sorted(sources))} to "
+            f"{of_ranks(sorted(targets))}, budget {size_text(self.budget)}"
         ]
         if not self.traffic:
             return f"{lines[0]}; this rank has no part in it"
@@ -435,6 +442,8 @@ class Transfer:
         lines.append(
             f"{counted(self.exchanges, 'exchange')}; buffers of {size_text(self.staging)} on this rank at most"
         )
+        if self.stats is not None:
+            lines.append(f"last run: {self.stats}")
         rows = [("rank", "sends", "gets")]
         rows += [(str(rank), size_text(out), size_text(into)) for rank, (out, into, _) in self.traffic.items()]
         more = [f"... {len(rows) - 1} ranks"] if rows[SHOWN + 1 :] else []

@@ -192,7 +192,17 @@ class RelayCases:
                         {"w": source} if self.rank < 2 else None, target, host=hosts[self.rank], changes=changed
                     ) as sync,
                 ):
-                    sync.run()
+                    sync.run(version=7)
+                    stats = sync.stats
+                    self.assertEqual((stats.version, stats.exchanges), (7, sync.exchanges))
+                    if not changed:
+                        self.assertEqual((stats.sent_bytes, stats.received_bytes), sync.traffic[self.rank][:2])
+                    else:
+                        self.assertEqual(stats.sent_bytes, sync.sent_bytes)
+                    self.assertTrue(
+                        {"check", "agree", "plan", "pack", "send", "wait", "unpack"} <= stats.seconds.keys()
+                    )
+                    self.assertIn("\nlast run: ", str(sync))
                     out = sum(sync.traffic[rank][0] for rank in (0, 1))
                     said = str(sync).splitlines()[1]
                     if len({*hosts}) > 1 and (passed or listed):

@@ -399,7 +399,7 @@ class ChangesOnly(Exchanges):
     def _exchange(self, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
         """Run all exchanges, and set `sent_bytes` and `changed`. Only then do all receivers have what was sent: if one
         fails, they get everything whole in the next run. See `Exchanges.run` for the arguments and errors."""
-        self.sent_bytes, self.changed = 0, (0, 0)
+        self.sent_bytes, self.received_bytes, self.changed = 0, 0, (0, 0)
         super()._exchange(sources, targets, sent)
         self._have = {*self._place.values()}
 
@@ -449,7 +449,7 @@ class ChangesOnly(Exchanges):
         outgoing, incoming = self._outgoing[number], self._incoming[number]
         with self._step(number, "compare"):
             out, own = self._compared(number, packed, sources)
-        with self._step(number, "say how much changed", waits=True):
+        with self._step(number, "say what changed", waits=True):
             self._headers = self._exchange_headers(number, own)
         splits, into = self._splits(outgoing, own), self._splits(incoming, self._headers)
         if any(header.elements != WHOLE for header in own):
@@ -465,6 +465,7 @@ class ChangesOnly(Exchanges):
             )
         ]
         self.sent_bytes += sum(splits) + sum([p2p.size for p2p in p2p_messages[0]])
+        self.received_bytes += sum(into) + sum([p2p.size for p2p in p2p_messages[1]])
         came = self._buffers.take(sum(into))
         with self._step(number, "send", waits=True):
             batch = P2PBatch(*p2p_messages)

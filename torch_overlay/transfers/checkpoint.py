@@ -14,6 +14,7 @@ import ctypes
 import itertools
 import math
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,7 @@ from ._planner.boxes import blocks
 from ._planner.schedule import ALIGNED, aligned
 from ._planner.sides import Ranks
 from .exchanges import Torn
+from .stats import added
 from .tensor_files import Entry
 
 if TYPE_CHECKING:
@@ -334,7 +336,22 @@ class Rounds:
     def __init__(self, rounds: Sequence[Round], contents: Contents, files: Files | None, device: torch.device) -> None:
         self._rounds, self._contents, self._files, self._device = rounds, contents, files, device
         self.reads, self.written = frozenset[int](), frozenset[int]()
-        self.sent_bytes, self.changed, self.label = 0, (0, 0), ""
+        self.changed, self.label, self._read_seconds = (0, 0), "", 0.0
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that this rank sent in the last run, in all rounds."""
+        return sum([step.exchanges.sent_bytes for step in self._rounds])
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that came to this rank in the last run, in all rounds."""
+        return sum([step.exchanges.received_bytes for step in self._rounds])
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What the last run took, in all rounds; of reading what the run waited for."""
+        return added([{"read": self._read_seconds}, *[step.exchanges.seconds for step in self._rounds]])
 
     @property
     def count(self) -> int:
@@ -379,7 +396,7 @@ class Rounds:
 
     def _run_rounds(self, targets: Locals, sent: Callable[[], None], watch: Watch | None) -> None:
         """Do what `run` does. Collective."""
-        self.written = frozenset()
+        self.written, self._read_seconds = frozenset(), 0.0
         # Two buffers for all rounds: one is read into while the other is sent. Reading into memory that was written
         # before is seven times as fast as into new memory, which the system fills with zeros first.
         buffers = [torch.empty(self._most, dtype=torch.uint8, device="cpu") for _ in self._rounds[:BUFFERS]]
@@ -391,11 +408,13 @@ class Rounds:
                 try:
                     if watch is not None:
                         watch.enter(f"{text}, reading the checkpoint")
+                    begun = time.perf_counter()
                     with span(f"{text}, read"):
                         if ahead is None:
                             self._read(step, buffer)
                         else:
                             ahead.result()
+                    self._read_seconds += time.perf_counter() - begun
                     own = self._sources(step, buffer)
                     ahead = self._read_ahead(reader, number + 1, buffers)
                     # What this round would write: if it fails, it may have written some of it.

@@ -8,6 +8,7 @@ from tensor to tensor, beside the all-to-all.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -256,8 +257,16 @@ class AnyExchanges(Protocol):
         """The most bytes that buffers take at one time in a run."""
 
     @property
+    def seconds(self) -> dict[str, float]:
+        """What the last run took, by what this rank did."""
+
+    @property
     def sent_bytes(self) -> int:
-        """With `changes`: the bytes that this rank sent in the last run."""
+        """The bytes that this rank sent in the last run."""
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that came to this rank in the last run."""
 
     @property
     def changed(self) -> tuple[int, int]:
@@ -313,7 +322,8 @@ class Exchanges:
             (schedule.packed(number, count, large), schedule.landed(number, count, large)) for number in range(count)
         ]
         self.reads, self.written = frozenset(schedule.reads), frozenset[int]()
-        self.sent_bytes, self.changed, self.label = 0, (0, 0), ""
+        self.sent_bytes, self.received_bytes, self.changed, self.label = schedule.sent, schedule.received, (0, 0), ""
+        self.seconds: dict[str, float] = {}
         self._writes = frozenset(schedule.writes)
         self._wires = wires
         self._landed, self._is_written = 0, False
@@ -346,7 +356,7 @@ class Exchanges:
         state: object = None,
     ) -> None:
         """Write all targets. Collective over the team."""
-        self._watch = watch
+        self._watch, self.seconds = watch, {}
         wires = self._wires or [None] * len(sources)
         sources, targets = self._views.begin(sources, targets, wires, keeps, state)
         if self._geometry is None or not keeps or any(self._views.changed):
@@ -475,8 +485,10 @@ class Exchanges:
         text = f"{self.label}exchange {number + 1} of {self.count}, {action}"
         if self._watch is not None:
             self._watch.enter(text, waits)
+        begun = time.perf_counter()
         with span(text):
             yield
+        self.seconds[action] = self.seconds.get(action, 0.0) + time.perf_counter() - begun
         if waits and self._watch is not None:
             self._watch.came()
 

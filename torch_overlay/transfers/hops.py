@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ._planner.piece_moves import Pieced, PieceMove
 from .exchanges import Torn
 from .relays import end_of
+from .stats import added
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -181,6 +182,16 @@ class Parts:
     def sent_bytes(self) -> int:
         """The bytes that this rank sent in the last run, in all parts."""
         return sum([exchanges.sent_bytes for exchanges in self._all])
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that came to this rank in the last run, in all parts."""
+        return sum([exchanges.received_bytes for exchanges in self._all])
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What the last run took, in all parts."""
+        return added([exchanges.seconds for exchanges in self._all])
 
     @property
     def changed(self) -> tuple[int, int]:

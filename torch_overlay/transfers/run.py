@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from .comparison import by_sentence
 from .descriptions import shared_targets
 from .exchanges import Torn
 from .source_values import replica_problems_now
+from .stats import RunStats
 from .transfer_plan import bytes_for_buffers
 from .trees import with_paths
 
@@ -135,7 +137,7 @@ class TransferState:
         sources, targets: by index of the move; None where this rank has no part.
         device: of this rank's tensors.
         group, buffers, plans: set when they are made; a rank without a part in the Transfer has none.
-        version, sent_bytes, changed: of the last run, as `Transfer` has them.
+        version, stats, sent_bytes, changed: of the last run, as `Transfer` has them.
         background: the last run in the background.
         last_runs: with `keep`, by the names that were moved.
         seen: the names that were looked at last, where their tensors lay, and what memory they shared.
@@ -152,6 +154,7 @@ class TransferState:
     buffers: Buffers = field(init=False)
     plans: Plans = field(init=False)
     version: int | None = None
+    stats: RunStats | None = None
     sent_bytes: int = 0
     changed: tuple[int, int] = (0, 0)
     background: Running | None = None
@@ -216,6 +219,7 @@ class Run:
         self.state: LastRun | None = None
         self._is_snapshot = self._has_copies = self._is_exchanged = False
         self._called = name_of(transfer.ranks)
+        self._seconds: dict[str, float] = {}  # what it took so far, for `RunStats`
         self._changed: list[str] = []  # what the program changed while a run in the background went on
 
     @property
@@ -232,6 +236,7 @@ class Run:
     @staticmethod
     def check(transfer: TransferState, only: Any, version: Any, check: bool, async_op: bool, snapshot: bool) -> Run:
         """Read this rank's tensors, and copy sources that have to be copied before anything is written."""
+        begun = time.perf_counter()
         last, transfer.background = transfer.background, None
         if last is not None:
             last.precede()
@@ -252,6 +257,7 @@ class Run:
             transfer.wrote.get(index, where) != where for index, where in run._memory_of_targets().items()
         )
         run.report = run.report._replace(needs_whole=needs_whole, are_ties_apart=are_ties_apart)
+        run._seconds["check"] = time.perf_counter() - begun
         return run
 
     def _read(self, names: tuple[str, ...] | None, problems: list[str]) -> None:
@@ -355,8 +361,11 @@ class Run:
         if is_background:
             keep_for_this_stream((*self.sources, *self.targets))
         with self.in_step("the reports before the run"):
+            begun = time.perf_counter()
             decision = self.agree()
+            agreed = time.perf_counter()
             problems = decision.problems or self._prepare(decision)
+            self._seconds |= {"agree": agreed - begun, "plan": time.perf_counter() - agreed}
             if not problems:
                 self._exchange(decision, (lambda: self._note_changes(sent)) if is_background else sent)
                 if decision.is_background:
@@ -438,13 +447,13 @@ class Run:
         self._bump_versions(plan)
         self._is_exchanged = True
         transfer.wrote |= self._memory_of_targets()
-        transfer.version = decision.version
+        transfer.version, ran = decision.version, plan.exchanges
+        seconds = {**self._seconds, **ran.seconds}
+        transfer.stats = RunStats(decision.version, seconds, ran.count, ran.sent_bytes, ran.received_bytes)
+        logger.info("%s: %s", self._called, transfer.stats)
         if transfer.options.changes:
-            transfer.sent_bytes, transfer.changed = plan.exchanges.sent_bytes, plan.exchanges.changed
-            logger.debug(
-                "A Transfer over %s: this rank sent %s bytes, %s of %s elements changed",
-                *(of_ranks(transfer.ranks), transfer.sent_bytes, *transfer.changed),
-            )
+            transfer.sent_bytes, transfer.changed = ran.sent_bytes, ran.changed
+            logger.debug("%s: %s of %s elements changed", self._called, *transfer.changed)
 
     def _send_whole_where_needed(self, plan: Plan, need_whole: frozenset[int]) -> None:
         """Have the exchanges send everything whole where a receiver may not have what was sent last: to ranks that say

@@ -1,0 +1,49 @@
+"""`RunStats`: what a run of a `Transfer` took on one rank. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ..show.words import counted, size_text
+
+
+def added(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add up the seconds of several parts, by what was done.
+
+    >>> added([{"pack": 1.0}, {"pack": 2.0, "wait": 4.0}])
+    {'pack': 3.0, 'wait': 4.0}
+    """
+    seconds: dict[str, float] = {}
+    for part in parts:
+        for what, took in part.items():
+            seconds[what] = seconds.get(what, 0.0) + took
+    return seconds
+
+
+class RunStats(NamedTuple):
+    """What the last run of a `Transfer` took on this rank. Prints as a line.
+
+    >>> print(RunStats(3, {"check": 0.0001, "agree": 0.002, "wait": 1.5}, 2, 4096, 0))
+    1.502 s (agree 0.002, wait 1.500); sent 4 KiB and got 0 B in 2 exchanges
+
+    Attributes:
+        version: as ranks gave it to `run`; None if none did.
+        seconds: for what this rank did, in the order in which it began: "check" its tensors, "agree" with all ranks on
+            whether they run, "plan" names that no run had before, and, summed over all exchanges, "pack", "send",
+            "wait", "unpack"; with `changes` also "compare", of a checkpoint "read". On a GPU most of it is launching.
+        exchanges: how many there were.
+        sent_bytes, received_bytes: to and from other ranks.
+    """
+
+    version: int | None
+    seconds: Mapping[str, float]
+    exchanges: int
+    sent_bytes: int
+    received_bytes: int
+
+    def __str__(self) -> str:
+        took = ", ".join([f"{what} {seconds:.3f}" for what, seconds in self.seconds.items() if seconds >= 0.0005])
+        traffic = f"sent {size_text(self.sent_bytes)} and got {size_text(self.received_bytes)}"
+        what = f" ({took})" if took else ""
+        return f"{sum(self.seconds.values()):.3f} s{what}; {traffic} in {counted(self.exchanges, 'exchange')}"
