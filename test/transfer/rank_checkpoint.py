@@ -22,7 +22,7 @@ from on_device import from_host
 from rank_loads import chunks
 from rank_transfers import allocated
 from rank_weights import same
-from torch_overlay.transfers import checkpoint
+from torch_overlay.transfers import checkpoint, hosts
 from torch_overlay.transfers._planner import relay
 from vllm_stand_in import SPARSE, Model
 from width import NIGHTLY
@@ -210,6 +210,7 @@ class CheckpointCases:
                 with (
                     mock.patch.object(relay, "STRIPE", 64),
                     mock.patch.object(checkpoint, "OWN", (16, 1 << 20, 200)[seed % 3]),
+                    mock.patch.object(hosts, "LEAST", 0),
                     torch_overlay.Transfer(source, target, budget=budget, relay=relays, host=host) as transfer,
                 ):
                     for _ in range(2):
@@ -230,7 +231,10 @@ class CheckpointCases:
         with self.folder() as folder:
             self.write(folder, whole, 1)
             source = torch_overlay.checkpoint(folder)
-            with torch_overlay.Transfer(source, target, host=f"host {self.rank // 2}") as sync:
+            with (
+                mock.patch.object(hosts, "LEAST", 0),
+                torch_overlay.Transfer(source, target, host=f"host {self.rank // 2}") as sync,
+            ):
                 sync.run()
                 out, into = torch_overlay.explain(sync).links()
         self.assertEqual(target["w"], whole["w"])

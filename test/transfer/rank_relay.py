@@ -12,6 +12,7 @@ from rank_pieces import covered_sides
 from rank_weights import any_bits, same
 from torch_overlay.rendezvous import group
 from torch_overlay.transfers import changes, exchanges, relays
+from torch_overlay.transfers import hosts as own_hosts
 from torch_overlay.transfers._planner import boxes, relay
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
@@ -186,6 +187,7 @@ class RelayCases:
                     }
                 with (
                     mock.patch.object(group, "LISTED", listed),
+                    mock.patch.object(own_hosts, "LEAST", 0),
                     mock.patch.object(relay, "STRIPE", 64),
                     mock.patch.object(relays, "ROUND", 1 << 14),
                     torch_overlay.Transfer(

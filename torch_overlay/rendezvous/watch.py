@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 TICK = 0.25  # seconds between two looks of the clock
 LISTEN = 1.0  # seconds between two questions of the listener to the store
 ASK = 0.05  # seconds between two questions of a rank that waits for answers
+TOLD = 4.5  # seconds after its failure for which the rank that keeps the store waits until all others know of it
 ANSWER = 3.5  # seconds in which ranks answer a call; more than LISTEN
 GIVE_UP = 0.5  # seconds after which nobody waits any more for messages whose connections were closed
 FIRST = 4.0  # seconds in which the store has to answer its first request, so that all ranks raise within five
@@ -260,6 +261,7 @@ class Watch:
         self.is_cut = False  # whether the connections are closed, or are being closed
         self._is_late = False  # whether the clock closed them
         self._cut_at = 0.0  # when they were closed
+        self._settled_at = 0.0  # when this rank began to find out why
         self._asks_since: float | None = None  # for how long the listener has waited for an answer of the store
         self.said: str | None = None  # how the transfer failed, in words, once it has
         self.gone: tuple[int, ...] = ()
@@ -326,6 +328,7 @@ class Watch:
 
     def _learn(self, own: Failure | None) -> str:
         """Find out how the transfer failed, and return it in words. Closes the connections."""
+        self._settled_at = time.monotonic()
         heard = threading.Event()
         found = ask_aside(lambda: self._find_missing(own, heard))
         found.add_done_callback(lambda _: heard.set())  # a store that is gone raises at once
@@ -376,7 +379,7 @@ class Watch:
     def _wait_for_others(self, number: int) -> None:
         """Wait until all ranks that answered a call know what failed. If this program ended before, and the store with
         it, they would name nobody."""
-        store, until = self._store, time.monotonic() + ANSWER
+        store, until = self._store, self._settled_at + TOLD
         closed = [rank for rank in self.ranks if store.check([f"closed {rank}"])]
         answered = [rank for rank in self.ranks if rank not in closed and store.check([f"answer {number} {rank}"])]
         while store.add("heard", 0) < len(answered) and time.monotonic() < until:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from .descriptions import Tensor
 
-BETTER = 1.1  # passing on takes more exchanges: so many times as many bytes has the busiest link to have without it
+# Passing on takes one or two exchanges more, some milliseconds. So without it the busiest link must have so many times
+# as many bytes, and so many bytes more.
+BETTER, LEAST = 1.1, 1 << 20
 
 
 def own_host() -> str:
@@ -86,7 +88,7 @@ def passes_on(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> tuple[bool
     if len({*hosts.values()}) < 2:
         return False, ""
     direct, relayed = Links.of(tensors, hosts)
-    is_passed = relayed.busiest * BETTER < direct.busiest
+    is_passed = max(relayed.busiest * BETTER, relayed.busiest + LEAST) < direct.busiest
     both = amount(relayed.busiest), amount(direct.busiest)
     way = (
         "passed on, so that the busiest host's link has {} and not {}"
