@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from .distributed._mesh.text import of_ranks
 from .show.words import aligned, counted, size_text
-from .transfers.options import Options
+from .transfers.options import BUDGET, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .transfers.stats import RunStats
     from .transfers.trees import Names
 
-BUDGET = 256 << 20  # bytes
+
 SHOWN = 32  # ranks, in print
 CLOSED = "This Transfer is closed, and its process group with it. Make another one."
 logger = logging.getLogger("torch_overlay.transfers")

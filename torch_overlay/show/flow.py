@@ -14,6 +14,7 @@ from ..distributed._mesh.text import of_ranks
 from ..transfers._planner.routes import Move
 from ..transfers._planner.schedule import Flow
 from ..transfers._planner.sides import Ranks, Side
+from ..transfers.options import BUDGET
 from . import screen
 from .typed import Placement, regions
 from .words import aligned, counted, fitted, size_text
@@ -169,7 +170,7 @@ def _bytes_text(size: int) -> str:
 
 
 def of_words(
-    shape: tuple[int, ...], source: End, target: End, itemsize: int, tensors: int = 1, budget: int = 256 << 20
+    shape: tuple[int, ...], source: End, target: End, itemsize: int, tensors: int = 1, budget: int = BUDGET
 ) -> FlowExplanation:
     """Explain a move of equal tensors. No process group is made.
 

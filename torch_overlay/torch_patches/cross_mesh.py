@@ -12,10 +12,10 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
+from ..transfers.options import BUDGET
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-BUDGET = 256 << 20  # bytes that buffers may take; the method has no argument for it
 
 
 def install_cross_mesh() -> Any:

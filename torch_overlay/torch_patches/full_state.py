@@ -26,6 +26,7 @@ from ..distributed.tensor._runner.specs import read_cuts
 from ..patching.trampoline import swap_code
 from ..transfers._planner.schedule import aligned
 from ..transfers.mesh_moves import Change, batches, change_together, read_change
+from ..transfers.options import BUDGET
 from ..transfers.sharding import Meshes, misfit
 from .strided import scattered, uneven_strides
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from ..distributed.tensor._planner.regions import Regions
 
-BUDGET = 256 << 20  # bytes of buffers
+
 WHOLE = 256 << 20  # at most so many bytes of whole tensors are on the device before they are offloaded
 
 # torch's own functions, which do what is left.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+BUDGET = 256 << 20  # bytes that buffers may take, where a user says nothing
 SAME = "strict", "keep", "timeout", "changes", "relay"  # of these all ranks give the same
 
 
