@@ -84,6 +84,9 @@ class Transfer:
         relay: whether ranks that want the same get a stripe each and pass it on among themselves, so that each element
             leaves the sources once and crosses to a machine once. By default they do where the busiest machine's link
             then has fewer bytes, and with `changes` they don't. The same on all ranks.
+        progress: called in runs on this rank, at most each half second and at the end, with the bytes that it has sent
+            and got and those of the whole run: ``progress(done, all)``. In the background it is called on the run's
+            thread. With `changes`, bytes count as if everything went whole. An error in it is logged.
         host: a name for the machine on which this rank is. By default ``NCCL_HOSTID``, or the host's name and boot id.
 
     Attributes:
@@ -122,6 +125,7 @@ class Transfer:
         changes: bool | Literal["cpu"] = False,
         relay: bool | None = None,
         host: str | None = None,
+        progress: Callable[[int, int], object] | None = None,
     ) -> None:
         from .overlay import require_recognised
 
@@ -131,10 +135,13 @@ class Transfer:
             raise TypeError(
                 f"names= takes a dict from paths of the source to paths of the target, or a function; got {names!r}."
             )
+        if not (progress is None or callable(progress)):
+            raise TypeError(f"progress= takes a function of two numbers of bytes; got {progress!r}.")
         from .transfers.exchanges import log_plan
         from .transfers.making import make
 
         self._state, self._names = make(source, target, group, names, gone, options), names
+        self._state.progress = progress
         self._running, self._is_closed, self._process = Lock(), False, os.getpid()
         self.budget, self.left_out = options.budget, self._state.agreement.left_out
         self.exchanges = self.staging = 0

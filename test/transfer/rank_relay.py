@@ -185,13 +185,18 @@ class RelayCases:
                     target = {
                         "w": tuple(piece(half, (8, 4096), (0, 2048 * at)) for at, half in enumerate(halves)),
                     }
+                seen = []
                 with (
                     mock.patch.object(group, "LISTED", listed),
                     mock.patch.object(own_hosts, "LEAST", 0),
                     mock.patch.object(relay, "STRIPE", 64),
                     mock.patch.object(relays, "ROUND", 1 << 14),
                     torch_overlay.Transfer(
-                        {"w": source} if self.rank < 2 else None, target, host=hosts[self.rank], changes=changed
+                        {"w": source} if self.rank < 2 else None,
+                        target,
+                        host=hosts[self.rank],
+                        changes=changed,
+                        progress=lambda done, whole, seen=seen: seen.append((done, whole)),
                     ) as sync,
                 ):
                     sync.run(version=7)
@@ -210,10 +215,34 @@ class RelayCases:
                     if len({*hosts}) > 1 and (passed or listed):
                         link = torch_overlay.explain(sync).links()[0]["a"]
                         self.assertTrue(link < 2 * whole.nbytes if passed else link == 6 * whole.nbytes, f"{link}")
+                all_bytes = sum(sync.traffic[self.rank][:2])
+                self.assertEqual(seen[-1], (all_bytes, all_bytes))
+                self.assertEqual(seen, sorted(seen))
                 self.assertEqual(out, whole.nbytes * (1 if passed else 6), f"{hosts}, {listed} listed")
                 self.assertEqual("are passed on, so that the busiest host's link has" in said, passed, said)
                 if self.rank > 1:
                     self.assertEqual(torch.cat(halves, 1), whole)
+
+    def test_a_bar_that_breaks(self):
+        """It is logged, and the run goes on on all ranks."""
+
+        def breaks(done, whole):
+            raise KeyError("no terminal")
+
+        source, target = torch.arange(4.0), torch.zeros(4)
+        with (
+            torch_overlay.Transfer(
+                [source] if self.rank == 0 else None,
+                [target] if self.rank else None,
+                progress=breaks if self.rank == 1 else None,
+            ) as sync,
+            self.assertLogs("torch_overlay.transfers") as logged,
+        ):
+            sync.run()
+        self.assertEqual("progress= of a Transfer raised" in " ".join(logged.output), self.rank == 1)
+        self.assertEqual(target, torch.arange(4.0) if self.rank else torch.zeros(4))
+        with self.assertRaisesRegex(TypeError, "progress= takes a function"):
+            torch_overlay.Transfer([source], [target], progress=3)
 
     def test_bad_options(self):
         """Ranks differ in relay=; a host with relay=False, or one that is no name."""

@@ -29,15 +29,14 @@ from ..show.words import counted
 from ._planner.boxes import blocks
 from ._planner.schedule import ALIGNED, aligned
 from ._planner.sides import Ranks
-from .exchanges import Torn
+from .exchanges import GOING, Going, Torn, nothing
 from .stats import added
 from .tensor_files import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
-    from ..rendezvous.watch import Watch
     from .blocks import Locals
     from .exchanges import Exchanges
     from .sharding import Sharding
@@ -374,28 +373,20 @@ class Rounds:
         """Return the bytes of a buffer for these parts, each aligned."""
         return sum([aligned(self._contents.size(part)) for part in parts])
 
-    def run(
-        self,
-        sources: Locals,
-        targets: Locals,
-        sent: Callable[[], None] = lambda: None,
-        keeps: bool = False,
-        watch: Watch | None = None,
-        state: object = None,
-    ) -> None:
+    def run(self, sources: Locals, targets: Locals, going: Going = GOING) -> None:
         """Read and move all rounds, one after the other, while a thread reads the next one. Collective.
 
-        `sources` isn't used. No views are kept for the next run, since the sources lie in other buffers then: `keeps`
-        and `state` change nothing.
+        `sources` isn't used. No views are kept for the next run, since the sources lie in other buffers then.
         """
-        if watch is None and self._rounds:  # which says so where there are several ranks
+        if going.watch is None and self._rounds:  # which says so where there are several ranks
             with said_if_long(f"reading a checkpoint, in {counted(len(self._rounds), 'round')}"):
-                self._run_rounds(targets, sent, None)
+                self._run_rounds(targets, going)
         else:
-            self._run_rounds(targets, sent, watch)
+            self._run_rounds(targets, going)
 
-    def _run_rounds(self, targets: Locals, sent: Callable[[], None], watch: Watch | None) -> None:
+    def _run_rounds(self, targets: Locals, going: Going) -> None:
         """Do what `run` does. Collective."""
+        watch = going.watch
         self.written, self._read_seconds = frozenset(), 0.0
         # Two buffers for all rounds: one is read into while the other is sent. Reading into memory that was written
         # before is seven times as fast as into new memory, which the system fills with zeros first.
@@ -419,8 +410,10 @@ class Rounds:
                     ahead = self._read_ahead(reader, number + 1, buffers)
                     # What this round would write: if it fails, it may have written some of it.
                     written = frozenset([step.places[place] for place in step.exchanges.schedule.writes])
-                    done = sent if number + 1 == len(self._rounds) else _nothing
-                    step.exchanges.run(own, [targets[n] for n in step.places], done, False, watch)
+                    # Only after the last round are all sources sent.
+                    done = going.sent if number + 1 == len(self._rounds) else nothing
+                    now = going._replace(sent=done, keeps=False, state=None)
+                    step.exchanges.run(own, [targets[n] for n in step.places], now)
                 except Exception as error:
                     was_written, self.written = bool(self.written), self.written | written
                     if was_written and not isinstance(error, Torn):
@@ -428,7 +421,7 @@ class Rounds:
                     raise
                 self.written |= {step.places[place] for place in step.exchanges.written}
         if not self._rounds:
-            sent()
+            going.sent()
 
     def _read_ahead(
         self, reader: ThreadPoolExecutor, number: int, buffers: Sequence[torch.Tensor]
@@ -531,7 +524,3 @@ class Rounds:
         """Let go of kept views, in all rounds."""
         for step in self._rounds:
             step.exchanges.forget()
-
-
-def _nothing() -> None:
-    """Do nothing. It is the callback `sent` of all rounds but the last: only after that one are all sources sent."""

@@ -234,6 +234,30 @@ class Torn(RuntimeError):
     """An exchange failed after some targets had been written: they are a mixture of old and new."""
 
 
+def nothing(*_: object) -> None:
+    """Do nothing, in place of a callback."""
+
+
+class Going(NamedTuple):
+    """How a run goes on this rank.
+
+    Attributes:
+        sent: called when no source is read any more.
+        keeps: whether views of the tensors are kept for the next run. They hold if that gives the same `state`.
+        watch: of the Transfer, if it has one.
+        landed: called when an exchange has landed, with the bytes that it sent and brought.
+    """
+
+    sent: Callable[[], None] = nothing
+    keeps: bool = False
+    watch: Watch | None = None
+    state: object = None
+    landed: Callable[[int], None] = nothing
+
+
+GOING = Going()
+
+
 class AnyExchanges(Protocol):
     """What runs a plan: the exchanges of one schedule (`Exchanges`, `ChangesOnly`), of the rounds of a checkpoint
     (`Rounds`) or of the parts of a relay (`Parts`).
@@ -272,19 +296,8 @@ class AnyExchanges(Protocol):
     def changed(self) -> tuple[int, int]:
         """With `changes`: how many elements this rank sent in the last run, and of how many."""
 
-    def run(
-        self,
-        sources: Locals,
-        targets: Locals,
-        sent: Callable[[], None] = ...,
-        keeps: bool = False,
-        watch: Watch | None = None,
-        state: object = None,
-    ) -> None:
-        """Write all targets, and call `sent` when no source is read any more. Collective.
-
-        With `keeps`, views of the tensors are kept for the next run; they hold if it gives the same `state`.
-        """
+    def run(self, sources: Locals, targets: Locals, going: Going = ...) -> None:
+        """Write all targets. Collective."""
 
     def forget(self) -> None:
         """Let go of all views, and of what was sent."""
@@ -333,6 +346,7 @@ class Exchanges:
         self._kept: list[tuple[Block, Block]] = []
         self._views = Views()
         self._watch: Watch | None = None
+        self._landed_bytes: Callable[[int], None] = nothing
         self._ends: list[torch.Event] = []
         self._kept_views: tuple[frozenset[int], list[Copied]] | None = None
 
@@ -346,19 +360,12 @@ class Exchanges:
             most = max(most, out.size + into.size + following[0], into.size + sum(following))
         return most
 
-    def run(
-        self,
-        sources: Locals,
-        targets: Locals,
-        sent: Callable[[], None] = lambda: None,
-        keeps: bool = False,
-        watch: Watch | None = None,
-        state: object = None,
-    ) -> None:
+    def run(self, sources: Locals, targets: Locals, going: Going = GOING) -> None:
         """Write all targets. Collective over the team."""
-        self._watch, self.seconds = watch, {}
+        self._watch, self._landed_bytes, self.seconds = going.watch, going.landed, {}
+        sent, keeps = going.sent, going.keeps
         wires = self._wires or [None] * len(sources)
-        sources, targets = self._views.begin(sources, targets, wires, keeps, state)
+        sources, targets = self._views.begin(sources, targets, wires, keeps, going.state)
         if self._geometry is None or not keeps or any(self._views.changed):
             self._find_blocks(sources, targets, wires)
             self._kept_views = None
@@ -399,6 +406,7 @@ class Exchanges:
             self._land(number - 1, came, targets)
             self._landed = number
             self._buffers.give(came)
+            self._landed_bytes(sum([messages.size for messages in self._messages[number - 1]]))
 
     def _pack(self, number: int, sources: Locals) -> torch.Tensor:
         """Take a buffer, and pack into it what exchange `number` sends by its all-to-all."""

@@ -11,14 +11,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._planner.piece_moves import Pieced, PieceMove
-from .exchanges import Torn
+from .exchanges import GOING, Going, Torn, nothing
 from .relays import end_of
 from .stats import added
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from ..rendezvous.watch import Watch
     from ._planner.piece_moves import End
     from ._planner.schedule import AnyMove
     from .blocks import Locals
@@ -144,22 +143,14 @@ class Parts:
         """The most bytes that buffers take at one time in a run."""
         return max([exchanges.staging for exchanges in self._all])
 
-    def run(
-        self,
-        sources: Locals,
-        targets: Locals,
-        sent: Callable[[], None] = lambda: None,
-        keeps: bool = False,
-        watch: Watch | None = None,
-        state: object = None,
-    ) -> None:
+    def run(self, sources: Locals, targets: Locals, going: Going = GOING) -> None:
         """Run all parts. Collective."""
         self.written = frozenset()
         for number, (part, exchanges) in enumerate(self._parts):
-            done = sent if number == self._last_first else _nothing
+            now = going if number == self._last_first else going._replace(sent=nothing)
             try:
                 own = [targets[place] if is_target else sources[place] for is_target, place in part.sources]
-                exchanges.run(own, [targets[place] for place in part.targets], done, keeps, watch, state)
+                exchanges.run(own, [targets[place] for place in part.targets], now)
             except Exception as error:
                 if self.written and not isinstance(error, Torn):
                     raise Torn(str(error)) from error
@@ -198,7 +189,3 @@ class Parts:
         """How many elements this rank sent in the last run, and of how many, in all parts."""
         counts = [exchanges.changed for exchanges in self._all]
         return sum([elements for elements, _ in counts]), sum([total for _, total in counts])
-
-
-def _nothing() -> None:
-    """Do nothing, in place of `sent`, in all parts but the last one that reads sources."""

@@ -20,9 +20,9 @@ from .background import keep_for_this_stream
 from .bound_tensors import LastRun, copies, locals_of, shared_memory
 from .comparison import by_sentence
 from .descriptions import shared_targets
-from .exchanges import Torn
+from .exchanges import Going, Torn, nothing
 from .source_values import replica_problems_now
-from .stats import RunStats
+from .stats import Progress, RunStats
 from .transfer_plan import bytes_for_buffers
 from .trees import with_paths
 
@@ -137,6 +137,7 @@ class TransferState:
         sources, targets: by index of the move; None where this rank has no part.
         device: of this rank's tensors.
         group, buffers, plans: set when they are made; a rank without a part in the Transfer has none.
+        progress: as `Transfer` takes it.
         version, stats, sent_bytes, changed: of the last run, as `Transfer` has them.
         background: the last run in the background.
         last_runs: with `keep`, by the names that were moved.
@@ -153,6 +154,7 @@ class TransferState:
     group: TransferGroup | None = None
     buffers: Buffers = field(init=False)
     plans: Plans = field(init=False)
+    progress: Callable[[int, int], object] | None = None
     version: int | None = None
     stats: RunStats | None = None
     sent_bytes: int = 0
@@ -434,13 +436,14 @@ class Run:
         """Run the exchanges of the plan, and raise the version counters of the targets that were written, also if a
         part of them was written before an error."""
         transfer = self._transfer
-        plan = transfer.plans.by_names[self.report.only]
+        plan, rank = transfer.plans.by_names[self.report.only], self.group.member.rank
         keeps = transfer.options.keep and not self._has_copies  # views of copies would keep the copies' memory
         own = [self.sources[index] for index in plan.indices], [self.targets[index] for index in plan.indices]
         try:
             if transfer.options.changes:
                 self._send_whole_where_needed(plan, decision.need_whole)
-            plan.exchanges.run(*own, sent, keeps, self.group.watch, self.state)
+            landed = nothing if transfer.progress is None else Progress(transfer.progress, plan.bytes_of(rank)).add
+            plan.exchanges.run(*own, Going(sent, keeps, self.group.watch, self.state, landed))
         except (Torn, KeyboardInterrupt, SystemExit):
             self._bump_versions(plan)
             raise

@@ -1,11 +1,41 @@
-"""`RunStats`: what a run of a `Transfer` took on one rank. Imports no torch."""
+"""What a run of a `Transfer` took on one rank (`RunStats`), and how far it is (`Progress`). Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ..show.words import counted, size_text
+
+logger = logging.getLogger(__name__)
+SECONDS = 0.5  # between two words of progress
+
+
+class Progress:
+    """Tells a function of the user how far a run is, at most each half second, and at its end.
+
+    Args:
+        call: gets the bytes that this rank has sent and got, and those of the whole run.
+        total: of the whole run.
+    """
+
+    def __init__(self, call: Callable[[int, int], object], total: int) -> None:
+        self._call, self._total, self._done, self._told = call, total, 0, 0.0
+
+    def add(self, size: int) -> None:
+        """Note that so many bytes more were sent and got. Messages are rounded up, and their sum is not."""
+        self._done = min(self._done + size, self._total)
+        now = time.monotonic()
+        if self._told < math.inf and (now - self._told >= SECONDS or self._done == self._total):
+            self._told = now
+            try:
+                self._call(self._done, self._total)
+            except Exception:  # a bar that breaks shouldn't end the run of all ranks
+                logger.warning("progress= of a Transfer raised, and isn't called any more in this run", exc_info=True)
+                self._told = math.inf
 
 
 def added(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -47,10 +47,17 @@ class Plan(NamedTuple):
     Attributes:
         indices: of the moves.
         exchanges: run them.
+        traffic: for each rank the bytes out, the bytes in, and the exchanges that it would need alone.
     """
 
     indices: Sequence[int]
     exchanges: AnyExchanges
+    traffic: Traffic
+
+    def bytes_of(self, rank: int) -> int:
+        """The bytes that a rank sends and gets."""
+        out, into, _ = self.traffic[rank]
+        return out + into
 
 
 def bytes_for_buffers(agreement: Agreement) -> int:
@@ -134,7 +141,7 @@ class Plans:
             planned.append(self._exchanges(schedule, self._wires(part, indices), room))
         traffic = _sum([traffic for _, traffic in planned])
         both = [(part, exchanges) for part, (exchanges, _) in zip(parts, planned)]
-        plan = Plan(indices, Parts(both) if len(both) > 1 else both[0][1])
+        plan = Plan(indices, Parts(both) if len(both) > 1 else both[0][1], traffic)
         if None not in self.by_names:  # the plan of all names comes first, and is what `Transfer.traffic` tells of
             self.count, self.traffic = plan.exchanges.count, traffic
         self.by_names[names] = plan
