@@ -299,6 +299,18 @@ def planned(engine, info, changes=False):
 by_hand = contextlib.contextmanager(planned)
 
 
+@pytest.mark.parametrize("relay", [True, False, None, "nothing"])
+def test_a_worker_takes_what_any_trainer_says_of_relay(relay):
+    """In JSON, as HTTP brings it. Older trainers say nothing of it."""
+    with installed([]):
+        from torch_overlay.integrations.vllm.worker import InitInfo, options_of
+
+        said = {"address": "tcp://localhost:1", "trainers": 1, "workers": 1, "timeout": 1.0, "budget": 1}
+        said |= {} if relay == "nothing" else {"relay": relay}
+        options = options_of(InitInfo(**json.loads(json.dumps(said))))
+        assert options == {"budget": 1, "changes": False, "relay": None if relay == "nothing" else relay}
+
+
 @pytest.mark.parametrize("fails", ["run", "load", None])
 def test_a_round_reloads_what_comes_whole_and_leaves_no_reload_open(fails):
     """vLLM's reload has these modules on meta until it is finished: the server would have no weights."""

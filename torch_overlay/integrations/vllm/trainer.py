@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -34,8 +33,8 @@ class TrainerInfo(base_class("TrainerInitInfo")):  # type: ignore[misc]
         timeout: seconds that they wait for one another.
         budget: bytes that buffers may take on a rank.
         changes: send only elements whose bits changed since the last round, as a `Transfer` does.
-        relay: send each element from the trainers once, and let workers pass it on to one another, as a `Transfer`
-            does. Each rank gives its machine's name as `host`.
+        relay: send each element from the trainers once, and let workers pass it on to one another. By default they do
+            where the busiest machine's link then has fewer bytes, as in a `Transfer`.
 
     Raises:
         ValueError: the rank isn't from 0 to `trainers - 1`, or there is no worker.
@@ -50,7 +49,7 @@ class TrainerInfo(base_class("TrainerInitInfo")):  # type: ignore[misc]
     timeout: float = 300.0
     budget: int = BUDGET
     changes: bool | Literal["cpu"] = False
-    relay: bool = False
+    relay: bool | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.trainers or self.workers < 1:
@@ -113,11 +112,8 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
                 "a WeightSource that has iter_local, which vLLM's have from 0.33 on."
             )
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
-        engine._trainers, options = (
-            init_info.trainers,
-            {"budget": init_info.budget, "changes": init_info.changes, "relay": init_info.relay},
-        )
-        engine._options = {**options, "host": socket.gethostname() if init_info.relay else None}
+        options = {"budget": init_info.budget, "changes": init_info.changes, "relay": init_info.relay}
+        engine._trainers, engine._options = init_info.trainers, options
         params = [(meta.name, str(meta.dtype).removeprefix("torch."), list(meta.shape)) for meta in source.metadata]
         said = {"address": init_info.address, "trainers": init_info.trainers, "workers": init_info.workers}
         said |= {"timeout": init_info.timeout, **options, "params": params}

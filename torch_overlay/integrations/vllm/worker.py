@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import socket
 import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -49,7 +48,7 @@ class InitInfo(WeightTransferInitInfo):
         timeout: seconds that they wait for one another.
         budget: bytes that buffers may take on a rank.
         params: name, type and shape of each tensor of the checkpoint.
-        changes, relay: as a `Transfer` takes them.
+        changes, relay: as a `Transfer` takes them. An older trainer says nothing of `relay`.
     """
 
     address: str
@@ -59,7 +58,7 @@ class InitInfo(WeightTransferInitInfo):
     budget: int
     params: list[Sequence[Any]] = field(default_factory=list)
     changes: bool | str = False
-    relay: bool = False
+    relay: bool | None = None
 
     @property
     def metas(self) -> list[Meta]:
@@ -453,10 +452,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def options_of(init_info: InitInfo) -> dict[str, Any]:
-    """Return the options of the `Transfer` that the trainer's message has; with `relay` also the name of this
-    machine."""
-    host = socket.gethostname() if init_info.relay else None
-    return {"budget": init_info.budget, "changes": init_info.changes, "relay": init_info.relay, "host": host}
+    """Return the options of the `Transfer` that the trainer's message has."""
+    return {"budget": init_info.budget, "changes": init_info.changes, "relay": init_info.relay}
 
 
 def worker_number(parallel: Any) -> int:
