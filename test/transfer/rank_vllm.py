@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from mesh_ranks import WORLD
 from on_device import DEVICE, from_host
+from rank_verify import flip
 from vllm_stand_in import SPARSE, Balanced, Model, installed, slots_as_mapped, update_to_26
 
 ROUNDS = 2
@@ -333,6 +334,74 @@ class VllmCases:
         if sent:
             self.assertEqual(sent[1], sent[0])
             self.assertLess(max(sent[2:]), 0.6 * sent[0])  # norms and shared heads go to all four workers
+
+    def _check_verify(self, quantization, flips, words, **options):
+        """After the rounds all is right; then rank 6 flips a bit, which is found twice; then a round mends it."""
+        flips_one = lambda model: flip(flips(model), 5, 0) if self.rank == 6 else None
+        calls = [None, flips_one, None, None, None]
+
+        def more(engine):
+            self.assertEqual(engine.verify(), {})
+            for _ in range(2):  # nothing is mended in silence
+                with self.assertRaisesRegex(ValueError, words):
+                    engine.verify()
+            engine.send_weights(check=True)
+            self.assertEqual(engine.verify(), {})
+
+        starts = [call or (lambda model: None) for call in calls]
+        done = self._run(quantization, [], more=more, starts=starts, options=options)
+        if done is not None:
+            model, wanted, (_, _, errors) = done
+            self.check_weights(model, wanted)
+            self.assertEqual(len(errors), 2)
+            for error in errors:
+                self.assertRegex(error, f"A verification of weights failed: .*{words}")
+
+    def test_a_bit_that_flipped_in_a_model_of_vllm_is_found(self):
+        box = r"its box of shape \(3, 8\) that starts at \(0, 0\)"
+        words = rf"the target '1.down2' of rank 6 differs from the source of rank . in {box}.*rank 6 .* worker 2\.\)"
+        self._check_verify(None, lambda model: model.experts1.w2.data[2], words)
+
+    def test_a_bit_that_flipped_in_a_model_of_vllm_is_found_where_only_changes_come(self):
+        words = "the target 'head' of rank 6 differs from the source of rank 0"
+        self._check_verify(None, lambda model: model.head.weight.data, words, changes=True, relay=True)
+
+    def test_a_bit_that_flipped_in_what_vllm_made_of_whole_tensors_is_found(self):
+        """All of a quantized model goes through vLLM's own step, which is done again."""
+        words = r"'qkv1.weight' of rank 6 differs in 1 of 144 elements of shape \(12, 12\), the first at \(0, 5\)"
+        self._check_verify("fp8", lambda model: model.qkv1.weight.data, words)
+
+    def test_padding_of_vllm_that_somebody_wrote_is_found(self):
+        words = "'embed.weight' of rank 7 differs in 1 elements from 0, to which its loader sets them"
+        starts = [lambda model: model.embed.weight.data[-1, 3].fill_(1) if self.rank == 7 else None]
+
+        def more(engine):
+            with self.assertRaisesRegex(ValueError, words):
+                engine.verify()
+
+        self._run(None, [], more=more, starts=starts)
+
+    def test_a_trainer_of_vllm_that_sends_while_others_verify_is_told(self):
+        """Or workers. All ranks raise at once, and go on."""
+        words = "rank.*: verifies.*runs with check=False|runs with check=False.*verifies"
+
+        def more(engine):
+            begun, update = time.monotonic(), engine.client.update_weights
+            with self.assertRaisesRegex(ValueError, words):
+                engine.verify() if self.rank % 3 == 0 else engine.send_weights()
+            for info, call in (({}, engine.verify), ({"verify": True}, engine.send_weights)):
+                engine.client.update_weights = lambda _, info=info: update(info)
+                with self.assertRaisesRegex(ValueError, words):
+                    call()
+            engine.client.update_weights = update
+            self.assertLess(time.monotonic() - begun, 15)
+            engine.send_weights()
+            engine.verify()
+
+        done = self._run(None, [], more=more, starts=[lambda model: None] * 5)
+        if done is not None:
+            self.check_weights(*done[:2])
+            self.assertEqual(len(done[2][2]), 3)
 
     def test_trainers_of_vllm_that_give_other_options_are_told(self):
         with self.assertRaisesRegex((ValueError, RuntimeError), "changes=True"):

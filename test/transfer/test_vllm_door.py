@@ -279,6 +279,9 @@ def planned(engine, info, changes=False):
                 for local in [p._local_tensor for p in tensor] if isinstance(tensor, tuple) else [tensor]:
                     local.fill_(value)
 
+        def verify(self):
+            done.append("verify")
+
         def bind(self, target):
             done.append("bind")
             self.target = target
@@ -513,3 +516,138 @@ def test_a_cpu_platform_that_packs_is_not_trusted():
         assert not lays_out_anew(module)
         module.cpu_linear = torch.nn.functional.linear
         assert lays_out_anew(module)
+
+
+# --- what a worker compares
+
+
+class Packed(torch.nn.Module):
+    """A layer of which a server makes something: rows with padding that nothing writes, a scale, and a kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3, 2), requires_grad=False)
+        self.register_buffer("scale", torch.zeros(()))
+        self.packed = torch.nn.Parameter(torch.empty(0), requires_grad=False)  # as the CPU platform leaves it
+        self.came, self.turned, self.cache, self.factor = torch.randn(2, 2), None, torch.zeros(2), 0.0
+        self.kernel = self.fails = None
+        self.load()
+
+    def load(self):
+        others = [torch.empty(3, 2)]
+        while (others[-1][2] == 7).any():  # memory that was just freed may hold what is served
+            others.append(torch.empty(3, 2))
+        made = others[-1]
+        made[:2].copy_(self.came)
+        self.weight.data.copy_(made)
+        self.scale.fill_(self.came.abs().max())
+        self.turned, self.factor = self.came.t().clone(), float(self.came[0, 0])
+        if self.fails:
+            self._parameters["weight"] = torch.nn.Parameter(torch.ones(1, device="meta"))
+            raise ArithmeticError("load")
+
+    def flip(self, name):
+        if name == "factor":
+            self.factor += 1
+        else:
+            tensor = getattr(self, name).data.view(torch.int32)
+            tensor[(0,) * tensor.dim()] ^= 1
+
+
+@pytest.mark.parametrize("name", ["weight", "scale", "turned", "factor"])
+def test_what_the_loader_makes_is_compared_with_what_is_served(name):
+    """And afterwards is as it was, right or wrong. Padding is neither: it's made of memory that nothing wrote."""
+    from torch_overlay.integrations.vllm.verification import compare_with_step
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(Packed())
+    layer = model[0]
+    layer.weight.data[2] = 7  # as if this memory had held it
+    assert not compare_with_step({"0": layer}, layer.load)[0]
+    layer.flip(name)
+    before = {key: getattr(layer, key) for key in ("weight", "scale", "turned", "factor")}
+    values = {key: torch.as_tensor(value).clone() for key, value in before.items()}
+    for _ in range(2):
+        found, unseen = compare_with_step({"0": layer}, layer.load)
+        assert [*found] == [f"0.{name}"]
+        said = {
+            "weight": r"differs in 1 of 6 elements of shape \(3, 2\), the first at \(0, 0\)",
+            "scale": r"differs in 1 of 1 element of shape \(\), the first at \(\)",
+            "turned": "differs in 1 of 4 elements",
+            "factor": "2.54.* is served, and 1.54.* made",
+        }
+        assert re.match(said[name], found[f"0.{name}"])
+        assert unseen == {"0.weight": "2 of 6 elements of shape (3, 2) are made of memory that nothing wrote"}
+        for key, value in before.items():
+            assert getattr(layer, key) is value
+            assert torch.equal(torch.as_tensor(value).nan_to_num(), values[key].nan_to_num())
+
+
+def test_what_can_not_be_compared_is_named():
+    from torch_overlay.integrations.vllm.verification import compare_with_step
+
+    layer = torch.nn.Linear(2, 2)
+    before = layer.weight.clone(), layer.bias.clone()
+    layer.kernel, layer.cache, layer.kept, layer.shape = object(), torch.zeros(2), torch.zeros(2), [1, 2]
+
+    def step():
+        layer.kernel, layer.shape = object(), [1, 2]
+        layer.cache.fill_(1)
+        layer.weight.data[0, :] = before[0][0]  # of the rest vLLM's reload may do nothing, without an error
+
+    assert compare_with_step({"": layer}, step) == (
+        {},
+        {
+            "kernel": "vLLM makes it anew whenever it loads, as an object (object)",
+            "cache": "vLLM writes it in place, and it is no parameter or buffer",
+            "weight": "2 of 4 elements of shape (2, 2) aren't written when vLLM loads, in a round neither",
+            "bias": "2 of 2 elements of shape (2,) aren't written when vLLM loads, in a round neither",
+        },
+    )
+    assert torch.equal(layer.weight, before[0]) and torch.equal(layer.bias, before[1])
+
+
+def test_a_loader_that_fails_while_weights_are_compared_leaves_the_model_as_it_was():
+    from torch_overlay.integrations.vllm.verification import compare_with_step
+
+    layer = Packed()
+    weight, values = layer.weight, layer.weight.clone()
+    layer.fails, layer.came = True, torch.zeros(2, 2)
+    with pytest.raises(ArithmeticError, match="load"):
+        compare_with_step({"": layer}, layer.load)
+    assert layer.weight is weight and torch.equal(weight.nan_to_num(), values.nan_to_num())
+
+
+def test_a_worker_verifies_only_what_came_whole_to_where_it_is_now():
+    """Before the first round, and where memory has moved since the last one, buffers have no values."""
+    with installed([]):
+        model = Scaled()
+        model.lost = torch.nn.Parameter(torch.zeros(3))
+        engine, info = worker(model)
+        found = []
+        with (
+            by_hand(engine, info) as done,
+            mock.patch("torch_overlay.integrations.vllm.worker.share_findings", lambda *given: found.append(given[2:])),
+        ):
+            engine._place = types.SimpleNamespace(rank=5)
+            verify = lambda: engine.receive_weights(engine.update_info_cls(verify=True))
+            verify()
+            assert done.pop().startswith("refuse: what has to come whole isn't here before the first round: send the")
+            engine.receive_weights(engine.update_info_cls())
+            verify()
+            assert found.pop() == ([], {"lost": "3 elements of it get nothing"})
+            model.fails = "load"
+            verify()
+            assert found.pop() == (["rank 5 can't compare: RuntimeError: load"], {})
+            assert (model.scaled.weight == 4).all()
+            model.fails = None
+            del done[:]
+            model.cut.weight.data = model.cut.weight.data.clone()
+            verify()
+            assert re.match(
+                "refuse: what has to come whole isn't here since 'cut.weight' of the model lies", done.pop()
+            )
+            engine.receive_weights(engine.update_info_cls())
+            verify()
+            assert done == ["bind", "run", "verify"] and len(found) == 1

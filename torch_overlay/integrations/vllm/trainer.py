@@ -13,6 +13,7 @@ from torch_overlay.transfers._planner.sides import Ranks
 from torch_overlay.transfers.agreement import refuse_transfer
 
 from . import BACKEND, MOVED, base_class, name_worker
+from .verification import share_findings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,15 +156,56 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
                 start the round, to load the weights, or to finish: raised on all trainers, on the sender as the
                 client's error.
         """
+        then = "Nothing was sent; see to the servers, and send again."
+        finished = "The weights were sent; some servers may not have them all."
+        info = {"check": True} if check else {}
+        self._round(info, lambda: self._run(lambda transfer: transfer.run(check=check)), then, finished)
+
+    def verify(self) -> dict[str, str]:
+        """Compare what all workers serve with what the source holds now, bit by bit. Every rank of the trainer calls
+        it, in place of `send_weights`, after a round and before the optimizer steps. Pause the server as for a round.
+
+        What goes straight into a worker's model is compared by `Transfer.verify`, without sending a tensor. For what
+        came whole each worker does vLLM's own step again, with the model's `load_weights`, on the tensors that came in
+        the last round, and compares what that makes with what was served. Constants that the loader sets, such as rows
+        of padding, are compared, too. What the step overwrites is put back, right or wrong.
+
+        The step takes as long as in a round; three times as long if something differs, or elements can't be compared.
+        Meanwhile a copy of all modules to which something comes whole is in the memory of the worker's host: of a
+        quantized model all of it. vLLM can't do the step for one layer alone.
+
+        Returns:
+            By name, what the workers can't compare, and why, the same on all ranks. Empty if all of the model was
+            compared. These are parameters that nothing of the trainer's reaches, or that vLLM's own step doesn't write;
+            elements that it makes of memory which nothing wrote; objects that it makes anew, such as weights that its
+            CPU platform packs; and tensors in attributes that it writes in place.
+
+        Raises:
+            ValueError: on all trainers: a worker serves something else than the trainer holds. Names the tensor and
+                the rank, with the box of the tensor that goes there, or the elements of the server's parameter. Or
+                nothing could be compared: a trainer's source failed, some trainers send while others verify, or what
+                comes whole hasn't come since landings changed. The next round goes on as usual.
+            RuntimeError: as for `send_weights`.
+        """
+        unseen: dict[str, str] = {}
+
+        def compare() -> None:
+            """Compare what went straight into the models, and hear what workers say of the rest."""
+            self._run(lambda transfer: transfer.verify())
+            unseen.update(share_findings(self._place, self._trainers))  # type: ignore[arg-type]
+
+        then = "Nothing was compared; see to the servers, and verify again."
+        self._round({"verify": True}, compare, then, "The comparison itself found nothing.")
+        return unseen
+
+    def _round(self, info: dict[str, Any], work: Callable[[], None], then: str, finished: str) -> None:
+        """Have the servers call their workers, and work with them meanwhile. `then` and `finished` end the errors of a
+        server that doesn't start or finish. Collective over the trainers."""
         if self._transfer is None:
             raise RuntimeError("The engine 'torch_overlay' was shut down.")
         started = self._error_of(self.client.start_weight_update) if self.is_sender else None
-        self._share_outcome(
-            started, "start it at vLLM's servers", "Nothing was sent; see to the servers, and send again."
-        )
-        failed, told = self._work_during(
-            lambda: self.client.update_weights({"check": True} if check else {}), lambda: self._send(check)
-        )
+        self._share_outcome(started, "start it at vLLM's servers", then)
+        failed, told = self._work_during(lambda: self.client.update_weights(info), work)
         if isinstance(failed, ValueError) or (failed is not None and failed is self._own_error):
             if self.is_sender and told is None:
                 self._error_of(self.client.finish_weight_update)  # vLLM refuses to begin a round within another one
@@ -173,13 +215,12 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             self._raise_first(failed, told)
         if told is None and self.is_sender:
             told = self._error_of(self.client.finish_weight_update)
-        self._share_outcome(
-            told, "finish it at vLLM's servers", "The weights were sent; some servers may not have them all."
-        )
+        self._share_outcome(told, "finish it at vLLM's servers", finished)
 
-    def _send(self, check: bool) -> None:
-        """Run the transfer with the present weights. If they can't be had, tell all ranks why in place of a run. If the
-        landings of some worker have changed, plan anew before. Collective over all trainers and workers."""
+    def _run(self, job: Callable[[Any], object]) -> None:
+        """Run the transfer with the present weights, or let it verify: call `job` with it. If the weights can't be had,
+        tell all ranks why in place of that. If the landings of some worker have changed, plan anew before. Collective
+        over all trainers and workers."""
         transfer: Any = self._transfer
         try:
             # Anew in each round: FSDP may have replaced the local tensors since, and a source may be a function.
@@ -195,7 +236,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             self.shutdown()
             raise
         try:
-            transfer.run(check=check)
+            job(transfer)
         except ValueError as error:
             if MOVED not in str(error):
                 raise
@@ -203,7 +244,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             # with this round.
             self._transfer = self._planned(weights)
             transfer.close()
-            self._transfer.run(check=check)
+            job(self._transfer)
 
     @staticmethod
     def _error_of(call: Callable[[], object]) -> Exception | None:
@@ -222,7 +263,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         called.
         """
         if self._trainers > 1:
-            hint = "Each rank of the trainer calls send_weights in each round."
+            hint = "Each rank of the trainer calls send_weights, or verify, in each round."
             meeting = self._place.meeting("A round of weights", range(self._trainers), hint)  # type: ignore[union-attr]
             said = meeting.say("" if failed is None else f"{type(failed).__name__}: {failed}")
             why = next(filter(None, said.values()), "")

@@ -13,11 +13,12 @@ import torch
 
 import torch_overlay
 from torch_overlay.loading.landings import Landings, all_whole, find_landings
-from torch_overlay.loading.loader_run import Meta, storage_of, storages
+from torch_overlay.loading.loader_run import Meta, named_tensors, storage_of, storages
 from torch_overlay.transfers.agreement import refuse_transfer
 
 from . import MOVED, name_worker, require_worker
 from .experts import LiveExperts, states_of
+from .verification import compare_with_step, share_findings
 
 # Before the imports below: an older vLLM has only some of these names, and the error would say no more than that.
 require_worker()
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from torch_overlay.rendezvous.meeting import Place
 
 logger = logging.getLogger("vllm.torch_overlay")  # vLLM shows what goes to loggers below its own
+_REFUSED = "A round of weights was refused, and the server keeps those that it has"
 
 
 @dataclass
@@ -81,9 +83,11 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
     Attributes:
         check: as `Transfer.run` takes it.
+        verify: nothing is sent, and what workers serve is compared, as `TrainerEngine.verify` says.
     """
 
     check: bool = False
+    verify: bool = False
 
 
 class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -309,8 +313,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Do nothing: vLLM's reload begins in `receive_weights`, when all weights have arrived."""
 
     def receive_weights(self, update_info: UpdateInfo, load_weights: Callable[..., object] | None = None) -> None:
-        """Run the transfer once, and hand the tensors that come whole to the model's loader. Collective over all
-        trainers and workers.
+        """Run the transfer once, and hand the tensors that come whole to the model's loader; or, if the trainers
+        verify, compare what this worker serves. Collective over all trainers and workers.
 
         If some rank refuses the round before anything is sent, all trainers raise an error; this worker only logs it,
         and returns. Then the server keeps the weights that it had. So it does for what comes whole if the transfer
@@ -331,25 +335,34 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if load_weights is not None and load_weights == self.model.load_weights:
             self._refuse_an_open_reload()
         try:
-            self._run(update_info.check)
+            if update_info.verify:
+                self._verify()
+                return
+            self._run(lambda transfer: transfer.run(check=update_info.check))
         except ValueError as error:
             # vLLM's executor (0.32) stops at the first worker's error, and takes what the other workers answered for
             # their answers to its next call. So an error that the trainers raise, too, isn't raised by all workers.
             name_worker(error, self._trainers)
-            logger.error("A round of weights was refused, and the server keeps those that it has: %s", error)
+            what = "A verification of weights failed" if update_info.verify else _REFUSED
+            logger.error("%s: %s", what, error)
             return
         except RuntimeError as error:
             name_worker(error, self._trainers)
             raise
-        # The loader may change or keep what it gets. With `changes`, the next round needs it as it came.
-        copies = bool(self._options["changes"])
-        if not self._found.whole:
+        if self._found.whole:
+            self._load_whole()
+        else:
             self._found.load_whole()  # writes the constants that the loader fills in, such as rows of padding
-            return
+
+    def _load_whole(self) -> None:
+        """Hand the tensors that came whole to the loader, within vLLM's reload of the modules that they go to."""
+        found: Any = self._found
         _reload("initialize")(modules := self._modules_to_reload())
         try:
             with torch.device(self.device):
-                self._found.load_whole(copies=copies)
+                # Copies, since the loader may change or keep what it gets. With `changes`, the next round needs it as
+                # it came, and `verify` always does.
+                found.load_whole(copies=True)
         except BaseException:
             try:
                 self._end_reload(modules)
@@ -357,6 +370,48 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 logger.exception("vLLM's reloading could not be finished after an error in it")
             raise
         self._end_reload(modules)
+
+    def _verify(self) -> None:
+        """Compare what this worker serves with what the trainer holds. Collective over all trainers and workers."""
+        place: Any = self._place
+        self._run(lambda transfer: transfer.verify(), verifies=True)
+        differences: list[str] = []
+        try:
+            found, unseen = self._compare_with_loader()
+            differences += [f"{name!r} of rank {place.rank} {how}" for name, how in found.items()]
+        except Exception as error:
+            unseen = {}
+            logger.exception("what came whole could not be compared")
+            differences.append(f"rank {place.rank} can't compare: {type(error).__name__}: {error}")
+        for name, why in unseen.items():
+            logger.warning("%s can't be compared: %s", name, why)
+        share_findings(place, self._trainers, differences, unseen)
+
+    def _compare_with_loader(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Compare what the loader made with what it makes now. Returns how something differs, and why something can't
+        be compared, both by name."""
+        found: Any = self._found
+        names = {storage_of(tensor): name for name, tensor in named_tensors(self.model)}
+        differences: dict[str, str] = {}
+        unseen = {name: f"{many} elements of it get nothing" for name, many in found.untouched.items()}
+        overwritten = []  # constants, which the loader's step sets
+        for view, value in found.fills:
+            wrong = int((view != value).sum()) if value == value else int((~view.isnan()).sum())
+            if wrong:
+                overwritten.append((view, view.clone()))
+                name = names[storage_of(view)]
+                differences[name] = f"differs in {wrong} elements from {value}, to which its loader sets them"
+        if found.whole:
+            own = {module: name for name, module in self.model.named_modules()}
+            modules = {own[module]: module for module in self._modules_to_reload().modules()}
+            try:
+                of_step, unseen_there = compare_with_step(modules, self._load_whole)
+            finally:
+                with torch.inference_mode():
+                    for view, before in overwritten:
+                        view.copy_(before)
+            differences, unseen = {**of_step, **differences}, {**unseen, **unseen_there}
+        return differences, unseen
 
     def _refuse_an_open_reload(self) -> None:
         """Refuse a round on all ranks because vLLM up to 0.26 has begun an update in the checkpoint's format."""
@@ -375,9 +430,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             refuse_transfer(self._place, why)  # type: ignore[arg-type]
         raise ValueError(why)
 
-    def _run(self, check: bool) -> None:
-        """Run the transfer once. If the plan doesn't hold any more, here or on another worker, all ranks plan anew.
-        Collective over all trainers and workers."""
+    def _run(self, job: Callable[[Any], object], verifies: bool = False) -> None:
+        """Run the transfer once, or let it verify: call `job` with it. If the plan doesn't hold any more, here or on
+        another worker, all ranks plan anew. Collective over all trainers and workers."""
         transfer: Any = self._transfer
         why = None if self._experts is None else self._experts.under_way()
         if why is not None:
@@ -389,6 +444,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 self._ask_loader()
             except Exception as error:
                 self._refuse(f"{type(error).__name__}: {error}")
+        if verifies and not self._has_come_whole():
+            again = f"since {why}" if why else "before the first round"
+            self._refuse(f"what has to come whole isn't here {again}: send the weights, and verify them then")
         # Not only where they were stale: a round before may have failed after the loader was asked.
         if self._found is not self._bound and _boxes(self._found) == self._planned:
             # Only memory moved, or experts changed places on this worker. The plan still holds.
@@ -396,7 +454,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._bound = self._found
         if self._found is self._bound:
             try:
-                transfer.run(check=check)
+                job(transfer)
                 return
             except ValueError as error:
                 if MOVED not in str(error):
@@ -405,7 +463,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             transfer.refuse(f"{MOVED}: {why or 'it was asked again before'}")
         # The landings of some worker have changed, perhaps ours: all ranks plan anew, and go on with this round.
         self._plan()
-        self._transfer.run(check=check)  # type: ignore[union-attr]
+        job(self._transfer)
+
+    def _has_come_whole(self) -> bool:
+        """True if all tensors that come whole have come to the present landings."""
+        found: Any = self._found
+        if self._bound is not self._found:
+            return not found.whole
+        tensors = found.target()  # by the version counter, as `Landings.load_whole` tells
+        return all(tensors[name]._version or not tensors[name].numel() for name in found.whole)
 
     def _modules_to_reload(self) -> Any:
         """Return what vLLM's layerwise reload gets in place of a model: an object with `modules()`, which yields the
