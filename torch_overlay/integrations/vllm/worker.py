@@ -403,7 +403,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 differences[name] = f"differs in {wrong} elements from {value}, to which its loader sets them"
         if found.whole:
             own = {module: name for name, module in self.model.named_modules()}
-            modules = {own[module]: module for module in self._modules_to_reload().modules()}
+            modules = {own[module]: module for module in self._modules_with_whole()}
             try:
                 of_step, unseen_there = compare_with_step(modules, self._load_whole)
             finally:
@@ -475,16 +475,26 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _modules_to_reload(self) -> Any:
         """Return what vLLM's layerwise reload gets in place of a model: an object with `modules()`, which yields the
-        modules to which something whole goes."""
-        found: Any = self._found
+        modules that it may lay out anew, of those to which something whole goes.
+
+        The loader writes all others in place, as it does when a server starts. In a reload, a loader that writes past
+        `weight_loader` is lost, without an error: GPT-OSS's experts kept their old weights.
+        """
         if getattr(self.model_config, "quantization", None) is not None:
             return self.model
-        some = [
+        some = [module for module in self._modules_with_whole() if lays_out_anew(module)]
+        return types.SimpleNamespace(modules=lambda: iter(some))
+
+    def _modules_with_whole(self) -> list[torch.nn.Module]:
+        """The modules to which something whole goes."""
+        found: Any = self._found
+        if getattr(self.model_config, "quantization", None) is not None:
+            return [*self.model.modules()]
+        return [
             module
             for module in self.model.modules()
             if storages(module, recurse=lays_out_anew(module)) & found.whole_storages
         ]
-        return types.SimpleNamespace(modules=lambda: iter(some))
 
     def _end_reload(self, modules: Any) -> None:
         """End vLLM's layerwise reload: it lays out the weights of these modules anew, on the worker's device."""
