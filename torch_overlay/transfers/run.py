@@ -124,7 +124,7 @@ class RunReport(NamedTuple):
             said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
         if len(versions) > 1 and self.version is not None:
             said.append(f"says version {self.version}")
-        if len(checks) > 1:
+        if len(checks) > 1 and problem_counts == {0}:  # a rank that refuses doesn't say which of both it would do
             said.append("verifies" if self.verifies else f"runs with check={self.checks}")
         return RunDecision(by_sentence(team.gather_data(said)))
 
