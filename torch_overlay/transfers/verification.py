@@ -1,13 +1,15 @@
 """Compare what targets of a `Transfer` hold with what its sources hold, without sending a tensor. Start at `verify`.
 
 The plan of a run says which elements of a source go to which place in a target. So both ends compute digests of the
-same elements, in the target's dtype, and only these travel: 16 bytes for each part of a tensor in a message. Each
-target is compared with the source itself, also where a relay passes elements on.
+same elements, in the target's dtype, and only these travel: 16 bytes a message, and only where something differs, 16
+bytes for each part of a tensor in it. Each target is compared with the source itself, also where a relay passes
+elements on.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -27,8 +29,9 @@ from .tensor_moves import moves_of
 from .trees import with_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from ..rendezvous.team import Team
     from ._planner.schedule import Stream
     from .blocks import Locals
     from .run import TransferState
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 DIGEST = 16  # bytes
 # Elements that are hashed at a time; a part that isn't contiguous is copied so. On a GPU each chunk is waited for.
 CHUNK, CHUNK_ON_GPU = 1 << 18, 1 << 26
+JOINED = 1 << 20  # bytes
 
 
 class Part(NamedTuple):
@@ -84,11 +88,15 @@ def _differences_of_all(transfer: TransferState, run: Run) -> tuple[list[str], i
     dtypes = [getattr(torch, each.tensor.target.dtype) for each in moves]
     canonical = [each.tensor.is_cast for each in moves]  # a cast may change the bits of a NaN
 
-    def digests(stream: Stream, locals_: Locals) -> bytes:
-        return b"".join([_digest(each, locals_, dtypes[each.move], canonical[each.move]) for each in _parts(stream)])
+    def bits(each: Part, locals_: Locals) -> Iterator[torch.Tensor]:
+        return (_bits(chunk, dtypes[each.move], canonical[each.move]) for chunk in _chunks(each, locals_))
 
-    sent = {peer: digests(stream, sources) for peer, stream in schedule.sends.items()}
-    own = {peer: digests(stream, targets) for peer, stream in schedule.receives.items()}
+    def of_messages(stream: Stream, locals_: Locals) -> bytes:
+        return _digest(itertools.chain.from_iterable([bits(each, locals_) for each in _parts(stream)]))
+
+    def of_parts(stream: Stream, locals_: Locals) -> bytes:
+        return b"".join([_digest(bits(each, locals_)) for each in _parts(stream)])
+
     found = []
     for number, before, after in schedule.kept:
         elements = _kept_differ(number, before, after, sources, targets, canonical[number])
@@ -96,24 +104,37 @@ def _differences_of_all(transfer: TransferState, run: Run) -> tuple[list[str], i
             found.append(
                 _difference(moves[number], Part(number, after, 0, after.elements), elements, team.rank, team.rank)
             )
+    sent = {peer: of_messages(stream, sources) for peer, stream in schedule.sends.items()}
+    own = {peer: of_messages(stream, targets) for peer, stream in schedule.receives.items()}
     group.enter("comparing digests", True)
-    if team.is_fake:
-        came = own
-    elif team.control is None and len(team.ranks) > 1:
-        said = team.gather_data({str(peer): message.hex() for peer, message in sent.items()})
-        came = {peer: bytes.fromhex(said[peer].get(str(team.rank), "")) for peer in own}
-    else:
-        came = dict(zip(team.ranks, team.swap([sent.get(rank, b"") for rank in team.ranks])))
-    for peer, stream in schedule.receives.items():
-        for number, each in enumerate(_parts(stream)):
-            place = slice(DIGEST * number, DIGEST * (number + 1))
-            if own[peer][place] != came[peer][place]:
-                found.append(_difference(moves[each.move], each, None, team.rank, peer))
+    if any(differs for (differs,) in team.gather([int(own != _swapped(team, sent, own))])):
+        # Only now each part of a message gets a digest of its own, which says where it is.
+        group.enter("computing digests of parts", False)
+        sent = {peer: of_parts(stream, sources) for peer, stream in schedule.sends.items()}
+        own = {peer: of_parts(stream, targets) for peer, stream in schedule.receives.items()}
+        group.enter("comparing digests of parts", True)
+        came = _swapped(team, sent, own)
+        for peer, stream in schedule.receives.items():
+            for number, each in enumerate(_parts(stream)):
+                place = slice(DIGEST * number, DIGEST * (number + 1))
+                if own[peer][place] != came[peer][place]:
+                    found.append(_difference(moves[each.move], each, None, team.rank, peer))
     differences = run.replica_problems(True, False)
     count = sum([number for (number,) in team.gather([len(found)])])
     if count:
         differences += [text for of_rank in team.gather_data(found[:SHOWN]).values() for text in of_rank]
     return differences, max(count, len(differences))
+
+
+def _swapped(team: Team, sent: Mapping[int, bytes], own: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Send digests to the receivers of messages. Returns those of the senders of this rank's (`own`). Collective."""
+    if team.is_fake:
+        return {**own}
+    if team.control is None and len(team.ranks) > 1:
+        said = team.gather_data({str(peer): message.hex() for peer, message in sent.items()})
+        return {peer: bytes.fromhex(said[peer].get(str(team.rank), "")) for peer in own}
+    came = dict(zip(team.ranks, team.swap([sent.get(rank, b"") for rank in team.ranks])))
+    return {peer: came[peer] for peer in own}
 
 
 def _direct(transfer: TransferState, run: Run) -> tuple[Sequence[TensorMove], Locals, Locals]:
@@ -164,11 +185,23 @@ def _bits(values: torch.Tensor, dtype: torch.dtype, is_canonical: bool) -> torch
     return values.view(BY_WIDTH[dtype.itemsize])
 
 
-def _digest(each: Part, locals_: Locals, dtype: torch.dtype, is_canonical: bool) -> bytes:
-    """Hash a part as it is, or would be, in the target."""
+def _digest(chunks: Iterable[torch.Tensor]) -> bytes:
+    """Hash chunks of integers, in this order. Short ones are joined first: hashing takes ten operations."""
     hashed = hashlib.blake2b(digest_size=DIGEST)
-    for chunk in _chunks(each, locals_):
-        hashed.update(repr(word_sums(_bits(chunk, dtype, is_canonical).view(torch.uint8))).encode())
+    waiting, size = list[torch.Tensor](), 0
+
+    def hash_waiting() -> None:
+        flat = waiting[0] if len(waiting) == 1 else torch.cat(waiting)
+        hashed.update(repr(word_sums(flat)).encode())
+
+    for chunk in chunks:
+        waiting.append(chunk.view(torch.uint8))
+        size += len(waiting[-1])
+        if size >= JOINED:
+            hash_waiting()
+            waiting, size = [], 0
+    if waiting:
+        hash_waiting()
     return hashed.digest()
 
 
