@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import shutil
+import tarfile
 import zipfile
 
 import nox
@@ -105,3 +106,101 @@ def vllm(session: nox.Session, vllm: str) -> None:
     if vllm != VLLM[1]:
         for options in (["--workers", "1"], ["--workers", "2"], ["--http"]):
             session.run("python", "tools/vllm_server.py", *options)
+
+
+@nox.session
+@nox.parametrize("torch", [DEFAULT])
+def release(session: nox.Session, torch: str) -> None:
+    """Build sdist and wheel in out/release, check them, and use the wheel in an empty environment. Uploads nothing."""
+    root, out = pathlib.Path(__file__).parent, pathlib.Path("out/release").resolve()
+    shutil.rmtree(out, ignore_errors=True)
+    session.install("build", "twine")
+    session.run("python", "-m", "build", "--outdir", str(out), str(root))  # the wheel from the sdist
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    session.run("twine", "check", "--strict", str(sdist), str(wheel))
+    tracked = session.run("git", "ls-files", "torch_overlay", silent=True, external=True).split()
+    check_files(session, sdist, wheel, {path for path in tracked if not path.endswith("ruff.toml")})
+
+    # Outside of the clone, where `import torch_overlay` can find the wheel alone.
+    folder = pathlib.Path(session.create_tmp()).resolve()
+    shutil.rmtree(folder)
+    session.run("python", "-m", "venv", str(folder / "env"))
+    programs = {page: program(root / "docs" / f"{page}.md") for page in ("transfer", "places")}
+    for name, text in programs.values():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "vllm_entry.py").write_text(VLLM_ENTRY, encoding="utf-8")
+    session.chdir(folder)
+    environment = {"PYTHONPATH": None, "OMP_NUM_THREADS": "1"}
+
+    def shell(command: str) -> None:
+        line = f". env/bin/activate; {command}"
+        session.run("bash", "-euo", "pipefail", "-c", line, env=environment, external=True)
+
+    shell(f"pip install --quiet torch=={torch} '{wheel}[demo]'")
+    shell("python -c 'import torch_overlay; print(torch_overlay.__file__, torch_overlay.__version__)' | grep env/lib")
+    shell("torch-overlay --version && python -m torch_overlay status")
+    shell("python -m torch_overlay demo")
+    shell(f"torchrun --nproc-per-node 4 {programs['transfer'][0]} | grep 'rank 3 has the weights of step 2'")
+    jobs = programs["places"][0]
+    shell(f"python {jobs} trainer & python {jobs} server | grep 'server: step 2, w is 3'; wait $!")
+    shell("python vllm_entry.py")
+    session.log(f"{sdist.name} and {wheel.name} in {out} are good; nothing was uploaded")
+
+
+def program(page: pathlib.Path) -> tuple[str, str]:
+    """The first program of a page whose first line is a comment with its name: the name, and the program."""
+    text = page.read_text(encoding="utf-8")
+    name, rest = re.search(r"^```python\n# (\w+\.py)\b(.*?)^```$", text, re.MULTILINE | re.DOTALL).groups()
+    return name, "#" + rest
+
+
+def check_files(session: nox.Session, sdist: pathlib.Path, wheel: pathlib.Path, package: set[str]) -> None:
+    """Both have exactly these files of the package and what describes and builds it: no tests, no tools."""
+    with zipfile.ZipFile(wheel) as files:
+        names = files.namelist()
+        (about,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        metadata = files.read(about).decode()
+    info = about.partition("/")[0]
+    others = ["METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "licenses/LICENSE"]
+    compare(session, wheel.name, {*names}, package | {f"{info}/{name}" for name in others})
+    with tarfile.open(sdist) as files:
+        found = {member.name.partition("/")[2] for member in files.getmembers() if member.isfile()}
+    found = {name for name in found if ".egg-info/" not in name}
+    others = ["CHANGELOG.md", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"]
+    compare(session, sdist.name, found, package | {"setup.py", *others})
+    lines = ("License-Expression: BSD-3-Clause", "License-File: LICENSE", "Description-Content-Type: text/markdown")
+    for line in lines:
+        if line not in metadata.splitlines():
+            session.error(f"{wheel.name} doesn't say {line!r}")
+    if "# torch_overlay" not in metadata:
+        session.error(f"{wheel.name} has no long description")
+
+
+def compare(session: nox.Session, name: str, found: set[str], wanted: set[str]) -> None:
+    """End the session if these sets of files differ."""
+    if found != wanted:
+        session.error(f"{name} lacks {sorted(wanted - found)} and has {sorted(found - wanted)} too many")
+
+
+# vLLM loads each entry point of this group in each of its processes, and calls it. Without vLLM ours logs why not.
+VLLM_ENTRY = """\
+import importlib.metadata
+import logging
+
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+(entry,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="torch_overlay")
+register = entry.load()
+register()
+try:
+    importlib.metadata.version("vllm")
+except importlib.metadata.PackageNotFoundError:
+    from torch_overlay.integrations.vllm import require_worker
+
+    try:
+        require_worker()
+    except ImportError as error:
+        print(error)
+        assert "a worker needs vLLM" in str(error)
+    else:
+        raise SystemExit("there is no vLLM, and the engine says nothing")
+"""

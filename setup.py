@@ -20,8 +20,10 @@ def constant(file: str, name: str):
 
 def home() -> str:
     """Where this clone came from, as a web address; empty for a folder that was cloned from no web host."""
-    if not (HERE / ".git").exists():
-        return ""  # unpacked, maybe inside of somebody's clone
+    if not (HERE / ".git").exists():  # unpacked, maybe inside of somebody's clone
+        info = HERE / "PKG-INFO"  # in an sdist, which was built in a clone
+        told = re.search(r"^Home-page: (\S+)$", info.read_text(encoding="utf-8"), re.M) if info.exists() else None
+        return told[1] if told else ""
     asked = ["git", "-C", str(HERE), "config", "--get", "remote.origin.url"]
     try:
         url = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
@@ -64,7 +66,7 @@ setup(
     project_urls={name: URL + page for name, page in PAGES.items()} if URL else {},
     author="torch_overlay contributors",
     keywords=["pytorch", "distributed", "device mesh", "dtensor", "fsdp", "tensor parallel"],
-    license="BSD-3-Clause",
+    license_expression="BSD-3-Clause",
     license_files=["LICENSE"],
     classifiers=[
         "Programming Language :: Python :: 3",

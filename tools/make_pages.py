@@ -1,4 +1,4 @@
-"""Write into the pages the tables of docs/figures.json, and the one of what upstream retires, from the code.
+"""Write into the pages the tables of docs/figures.json, and from the code what upstream retires and the release.
 
     python tools/make_pages.py            write them
     python tools/make_pages.py --check    write nothing; exit status 1 if a page isn't up to date, and name it
@@ -23,8 +23,9 @@ sys.path.insert(0, str(ROOT))
 
 from torch_overlay.patching.patch import Kind, Patch  # noqa: E402
 from torch_overlay.series import PATCHES  # noqa: E402
+from torch_overlay.version import RELEASED, __version__  # noqa: E402
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE = ROOT / "docs" / "figures.json"
 # The README's two tables: weights, then meshes.
 WEIGHTS = ("weights.model", "weights.collectives", "hosts.weights")
@@ -117,13 +118,14 @@ def read() -> dict[str, Figure]:
 
 
 def parts() -> dict[str, str]:
-    """The tables of figures, by the names of their parts."""
+    """What stands between such comments, by name."""
     figures = read()
     return {
         "figures": _all(figures),
         "figures-weights": _front([figures[name] for name in WEIGHTS], "by hand", "`Transfer`"),
         "figures-meshes": _front([figures[name] for name in MESHES], "stock", "overlay"),
         "retired": retired(),
+        "release": f"## {__version__}, {RELEASED}",
     }
 
 
