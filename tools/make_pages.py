@@ -27,9 +27,9 @@ from torch_overlay.version import RELEASED, __version__  # noqa: E402
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE = ROOT / "docs" / "figures.json"
-# The README's two tables: weights, then meshes.
+# The README's two tables, of three rows each: weights, then meshes.
 WEIGHTS = ("weights.model", "weights.collectives", "hosts.weights")
-MESHES = ("wrong.random", "gpu.wrong", "gpu.gather", "gpu.slowest", "calls.torchtitan")
+MESHES = ("wrong.random", "gpu.gather", "calls.torchtitan")
 PART = re.compile(r"(<!-- made by tools/make_pages\.py: (?P<name>[\w-]+) -->\n).*?(<!-- made: end -->)", re.DOTALL)
 
 
@@ -138,8 +138,8 @@ def _all(figures: dict[str, Figure]) -> str:
 
 
 def _front(figures: Sequence[Figure], stock: str, ours: str) -> str:
-    """A short table. A figure of which only the ratio is quoted has it in the column of ours."""
-    rows = [[one.what, _said(one.stock), _overlay(one) or f"{one.better} less", one.machine] for one in figures]
+    """A short table, of figures that have both values."""
+    rows = [[one.what, _said(one.stock), _overlay(one), one.machine] for one in figures]
     return table(["what", stock, ours, "measured on"], rows)
 
 
