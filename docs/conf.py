@@ -36,17 +36,15 @@ autodoc_member_order = "bysource"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
-SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 LISTED = re.compile(r"^\| \[([^]]+)\]\(([a-z_/]+)\.md\) \|", re.MULTILINE)
+INDEXES = (root_doc, "developers/index")
 
 
 def add_toctree(app, page, source):
-    """The pages in the order of the index's tables, under their headings; Sphinx warns of what isn't listed there."""
-    if page == root_doc:
-        for caption, text in SECTION.findall(source[0]):
-            pages = "\n".join(f"{title} <{name}>" for title, name in LISTED.findall(text))
-            if pages:
-                source[0] += f"\n```{{toctree}}\n:caption: {caption}\n:hidden:\n\n{pages}\n```\n"
+    """The pages in the order of an index's table; Sphinx warns of what neither index lists."""
+    if page in INDEXES:
+        pages = "\n".join(f"{title} <{name}>" for title, name in LISTED.findall(source[0]))
+        source[0] += f"\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
 
 
 def setup(app):

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
+import inspect
 import json
 import pathlib
 import re
@@ -21,6 +23,8 @@ from itertools import groupby
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import torch_overlay  # noqa: E402
+from torch_overlay import errors  # noqa: E402
 from torch_overlay.patching.patch import Kind, Patch  # noqa: E402
 from torch_overlay.series import PATCHES  # noqa: E402
 from torch_overlay.version import RELEASED, __version__  # noqa: E402
@@ -30,6 +34,18 @@ FILE = ROOT / "docs" / "figures.json"
 # The README's two tables, of three rows each: weights, then meshes.
 WEIGHTS = ("weights.model", "weights.collectives", "hosts.weights")
 MESHES = ("wrong.random", "gpu.gather", "calls.torchtitan")
+# The page of results.
+MAIN = (
+    *WEIGHTS,
+    "weights.full",
+    "wrong.random",
+    "gpu.wrong",
+    "gpu.gather",
+    "gpu.slowest",
+    "groups.torchtitan",
+    "calls.torchtitan",
+    "moves.collectives",
+)
 PART = re.compile(r"(<!-- made by tools/make_pages\.py: (?P<name>[\w-]+) -->\n).*?(<!-- made: end -->)", re.DOTALL)
 
 
@@ -122,10 +138,12 @@ def parts() -> dict[str, str]:
     figures = read()
     return {
         "figures": _all(figures),
+        "figures-main": _front([figures[name] for name in MAIN], "stock, or by hand", "overlay, or `Transfer`"),
         "figures-weights": _front([figures[name] for name in WEIGHTS], "by hand", "`Transfer`"),
         "figures-meshes": _front([figures[name] for name in MESHES], "stock", "overlay"),
         "retired": retired(),
         "release": f"## {__version__}, {RELEASED}",
+        "api": api(),
     }
 
 
@@ -196,6 +214,60 @@ def said(patch: Patch) -> str:
     module = patch.module.rpartition(".")[2]
     name = patch.qualname or module
     return f"`{name}`" + (f" (torch {patch.releases})" if patch.releases else "")
+
+
+# --- the public names ---
+
+# Classes with the members that people use; None for all.
+CLASSES: dict[str, tuple[str, ...] | None] = {
+    "transfer.Transfer": None,
+    "loading.landings.Landings": ("target", "load_whole", "stale", "again", "as_data"),
+    "rendezvous.meeting.Place": ("close",),
+}
+
+
+def api() -> str:
+    """Tables of all public names, each with its arguments and the first sentence of its docstring."""
+    public = {name: getattr(torch_overlay, name) for name in sorted(torch_overlay.__all__, key=str.lower)}
+    functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
+    sections = [("", functions)]
+    for path, shown in CLASSES.items():
+        module, _, name = path.rpartition(".")
+        owner = getattr(importlib.import_module(f"torch_overlay.{module}"), name)
+        documented = [key for key, value in vars(owner).items() if key[0] != "_" and inspect.getdoc(value)]
+        members = {key: vars(owner)[key] for key in shown or documented}
+        sections.append((name, members if shown else {name: owner, **members}))
+    dims = public["parallel_dims"]
+    sections.append(("parallel_dims", {name: getattr(dims, name) for name in dims.__all__}))
+    sections.append(("errors", {name: getattr(errors, name) for name in errors.__all__}))
+    texts = []
+    for title, entries in sections:
+        rows = [[f"`{name}{_arguments(value)}`", _sentence(value)] for name, value in entries.items()]
+        texts += [f"## {title}"] * bool(title) + [table(["name", "what it is for"], rows)]
+    return "\n\n".join(texts)
+
+
+def _arguments(value: object) -> str:
+    """The names of a function's arguments in brackets; "" for a class of errors and for what isn't called.
+
+    >>> _arguments(table), _arguments(torch_overlay.enable), _arguments(errors.OptionError)
+    ('(head, rows)', '(*, strict, **options)', '')
+    """
+    if not (inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, Exception))):
+        return ""
+    plain = [
+        parameter.replace(annotation=inspect.Parameter.empty, default=inspect.Parameter.empty)
+        for name, parameter in inspect.signature(value).parameters.items()
+        if name != "self" and name[0] != "_"
+    ]
+    return str(inspect.Signature(plain))
+
+
+def _sentence(value: object) -> str:
+    """The first sentence of a docstring, on one line and as Markdown."""
+    first, _, _ = (inspect.getdoc(value) or "").partition("\n\n")
+    first = re.sub(r":\w+:`([^`]+)`", r"`\1`", " ".join(first.split())).replace("``", "`").replace("|", "\\|")
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", first)[0]
 
 
 # --- pages ---

@@ -36,6 +36,6 @@ def test_the_site_builds_without_a_warning(tmp_path):
     pages = {page.relative_to(ROOT / "docs").with_suffix("") for page in (ROOT / "docs").rglob("*.md")}
     site = tmp_path / "site"
     assert pages <= {page.relative_to(site).with_suffix("") for page in site.rglob("*.html")}
-    api = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    api = (tmp_path / "site" / "developers" / "docstrings.html").read_text(encoding="utf-8")
     for name in ("enable", "disable", "enabled", "is_enabled", "status", "options", "private_groups", "prepare"):
-        assert f'id="torch_overlay.{name}"' in api, f"the API page has no {name}"
+        assert f'id="torch_overlay.{name}"' in api, f"the page of docstrings has no {name}"
