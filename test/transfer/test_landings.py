@@ -72,6 +72,8 @@ def same_attributes(one, other):
         one, other = vars(one), vars(other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same_attributes(one[key], other[key]) for key in one)
+    if type(one).__eq__ is object.__eq__ and hasattr(one, "__dict__"):  # a copy is another object
+        return type(one) is type(other) and same_attributes(vars(one), vars(other))
     return one == other
 
 
