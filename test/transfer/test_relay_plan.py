@@ -15,6 +15,10 @@ from torch_overlay.transfers._planner.piece_moves import Listed, OnMesh, Pieced,
 from torch_overlay.transfers._planner.relay import Relay, Turns
 from torch_overlay.transfers._planner.schedule import Schedule
 from torch_overlay.transfers._planner.sides import Ranks, Side
+from torch_overlay.transfers.descriptions import Tensor
+from torch_overlay.transfers.hosts import Links, passes_on
+from torch_overlay.transfers.relays import relays_of
+from torch_overlay.transfers.sharding import replicated_sharding
 from width import NIGHTLY
 
 WORLD = 8
@@ -162,6 +166,22 @@ for first in range(0, 20_000 if NIGHTLY else 400, 400):
                 self.check(seed)
 
     setattr(TestRelayPlan, f"test_random_plans_{first:05}", check)
+
+
+def test_ranks_that_are_gone_have_no_host():
+    """They are in the mesh of the source, and not among those that say where they are."""
+    shape = (1 << 20,)
+    source = replicated_sharding("float32", shape, (0, 1), "cpu")
+    target = replicated_sharding("float32", shape, (2, 3, 4, 5), "cpu")
+    tensors, hosts = [Tensor("w", source, target)], {0: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
+    direct, relayed = Links.of(tensors, hosts)
+    assert (direct.busiest, relayed.busiest) == (4 * 4 << 20, 4 << 20)
+    assert passes_on(tensors, hosts) == (
+        True,
+        "between 3 hosts elements are passed on, so that the busiest host's link has 4 MiB and not 16 MiB",
+    )
+    assert [passing.relay is not None for passing in relays_of(tensors, hosts)["w"]] == [True]
+    assert passes_on(tensors, dict.fromkeys(hosts, "a")) == (False, "")
 
 
 if __name__ == "__main__":

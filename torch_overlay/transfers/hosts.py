@@ -55,25 +55,29 @@ class Links(NamedTuple):
     @staticmethod
     def of(tensors: Iterable[Tensor], hosts: Mapping[int, str]) -> tuple[Links, Links]:
         """Estimate the links of a run in which each rank gets all that it wants from the sources, and of one in which
-        hosts pass on what several of them want. Boxes of a host that overlap in part count for each."""
+        hosts pass on what several of them want. Boxes of a host that overlap in part count for each. Ranks that are
+        gone have no host, and send and get nothing."""
         direct, relayed = Links(Counter(), Counter()), Links(Counter(), Counter())
         alike = Counter((tensor.source.ranks, tensor.target, tensor.wire.itemsize) for tensor in tensors)
         for (senders, target, itemsize), times in alike.items():
             wanted: Counter[str] = Counter()  # bytes, by host, each rank's for itself
             unique: Counter[str] = Counter()  # the same, but each box once for each host
             seen: set[tuple[str, object]] = set()
-            for rank, boxes in boxes_by_rank(target).items():
+            there = {rank: boxes for rank, boxes in boxes_by_rank(target).items() if rank in hosts}
+            for rank, boxes in there.items():
                 for box in boxes:
                     size = box.elements * itemsize * times
                     wanted[hosts[rank]] += size
                     if (hosts[rank], box) not in seen:
                         seen.add((hosts[rank], box))
                         unique[hosts[rank]] += size
-            once = sum({box: box.elements for boxes in boxes_by_rank(target).values() for box in boxes}.values())
-            once *= itemsize * times
-            from_host = Counter(hosts[rank] for rank in senders)
+            different = {box: box.elements for boxes in there.values() for box in boxes}
+            once = sum(different.values()) * itemsize * times
+            from_host = Counter(hosts[rank] for rank in senders if rank in hosts)
             for host in from_host.keys() | wanted.keys():
-                share = from_host[host] / len(senders)  # of what each rank gets, and of what is here already
+                share = from_host[host] / max(
+                    from_host.total(), 1
+                )  # of what each rank gets, and of what is here already
                 direct.into[host] += round(wanted[host] * (1 - share))
                 direct.out[host] += round((wanted.total() - wanted[host]) * share)
                 relayed.into[host] += round(unique[host] * (1 - share))
@@ -93,6 +97,6 @@ def passes_on(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> tuple[bool
     way = (
         "passed on, so that the busiest host's link has {} and not {}"
         if is_passed
-        else ("not passed on, since the busiest host's link has {} with it and {} without")
+        else "not passed on, since the busiest host's link has {} with it and {} without"
     )
     return is_passed, f"between {len({*hosts.values()})} hosts elements are {way.format(*both)}"

@@ -66,7 +66,9 @@ def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str], has_rounds: b
             at += slab.elements * itemsize
             relay = None
             if turn is not None:
-                places = tuple([(rank, hosts[rank]) for rank in tensor.target.ranks]) if not is_within else ()
+                places = (
+                    tuple([(rank, hosts.get(rank, "gone")) for rank in tensor.target.ranks]) if not is_within else ()
+                )
                 relay = _relay(tensor.source, tensor.target, itemsize, turn, places, part)
             relays.setdefault(tensor.name, []).append(Passing(number, part, relay))
     return relays
