@@ -11,7 +11,7 @@ from dims_twin import all_degrees, overlay
 from mesh_harness import fake_world
 from torch_overlay.parallel_dims import ParallelDims
 
-PAGE = Path(__file__).parents[2] / "docs" / "parallel_dims.md"
+PAGE = Path(__file__).parents[2] / "docs" / "developers" / "clients.md"
 AXES = ("pp", "batch", "loss", "dp_replicate", "fsdp", "cp", "tp", "ep", "efsdp")
 SEVERAL = (["dp_replicate", "fsdp"], ["dp_replicate", "efsdp"], ["batch", "cp"], ["efsdp", "ep"], ["fsdp", "tp"])
 

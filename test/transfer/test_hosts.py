@@ -55,7 +55,7 @@ def test_elements_cross_to_a_host_once_and_a_cut_cable_is_named():
         # From the cut on: a wait may have begun a moment later.
         assert each["at"] - begun < TIMEOUT + 5 + 1.5, f"rank {rank} raised after {each['at'] - begun:.1f} s"
         assert each["close"] < 3
-        assert each["gone"] == ([4, 5] if rank < 4 else [])
+        assert each["gone"] == ([4, 5] if rank < 4 else []), f"rank {rank}: {each['error']}"
     out = [each["sent"] for each in said]
     size = said[0]["size"]
     assert size <= out[0] < 1.15 * size, "the trainers' host sends each element once"

@@ -369,7 +369,7 @@ class Watch:
         missing: list[list[Any]] = []
         if not failure.why:
             if not store.check(["missing"]):
-                missing = self._missing(failure, self._answers(number, ANSWER))
+                missing = self._missing(failure, self._answers(number, ANSWER, decided="missing"))
             missing = json.loads(store.compare_set("missing", "", json.dumps(missing)))
         store.add("heard", 1)
         if self._keeps_store:
@@ -517,14 +517,17 @@ class Watch:
         """Answer a call with the position of this rank."""
         self._store.set(f"answer {number} {self.rank}", json.dumps(position))
 
-    def _answers(self, number: int, seconds: float) -> dict[int, Position]:
-        """Wait up to `seconds` for answers to a call. Other ranks are left out."""
+    def _answers(self, number: int, seconds: float, decided: str = "") -> dict[int, Position]:
+        """Wait up to `seconds` for answers to a call, or until a rank has written the key `decided`. Other ranks are
+        left out."""
         until = time.monotonic() + seconds
         awaited = [*self.ranks]
         if self._store.add("closed", 0):  # else one request for all of them
             awaited = [rank for rank in self.ranks if not self._store.check([f"closed {rank}"])]
         keys = [f"answer {number} {rank}" for rank in awaited]
         while keys and time.monotonic() < until and not self._store.check(keys):
+            if decided and self._store.check([decided]):
+                break
             time.sleep(ASK)
         positions = {}
         for rank in self.ranks:
