@@ -147,9 +147,9 @@ class Transfer:
         self.exchanges = self.staging = 0
         self.traffic: dict[int, tuple[int, int, int]] = {}
         if self._state.group is not None:
-            plans = self._state.plans
-            self.traffic, self.exchanges = plans.traffic, plans.count
-            self.staging = plans.by_names[None].exchanges.staging
+            plan = self._state.plans.by_names[None]
+            self.traffic, self.exchanges = plan.traffic, plan.exchanges.count
+            self.staging = plan.exchanges.staging
         _open.add(self)
         _close_at_end()
         log_plan("transfer_plan", lambda: str(self))

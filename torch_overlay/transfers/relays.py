@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..distributed.tensor._planner.boxes import Box
 from ._planner.boxes import stripes
@@ -23,8 +23,11 @@ ROUND, MOST_ROUNDS = 8 << 20, 16
 
 
 @lru_cache(maxsize=256)  # the experts of a layer share one sharding, and so one end, whose cells are cut once
-def end_of(sharding: Sharding) -> Listed | OnMesh:
-    """Return which rank has which boxes of a tensor with this sharding, in the form that the planner takes."""
+def end_of(sharding: Sharding, slab: Box | None = None) -> Listed | OnMesh | Slab:
+    """Return which rank has which boxes of a tensor with this sharding, or of a slab of such a tensor, in the form that
+    the planner takes."""
+    if slab is not None:
+        return Slab(end_of(sharding), slab)
     if sharding.pieces:
         return Listed(zip(sharding.ranks, sharding.pieces))
     return OnMesh(Side(sharding.regions, Ranks.of(sharding.ranks, sharding.regions.sizes)))
@@ -55,13 +58,13 @@ def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str], has_rounds: b
     rounds = min(max(total // ROUND, 1), MOST_ROUNDS) if has_rounds else 1
     turns, relays, at = Turns(), dict[str, list[Passing]](), 0
     for tensor, size in zip(tensors, whole):
-        end, itemsize = end_of(tensor.target), tensor.wire.itemsize
+        itemsize = tensor.wire.itemsize
         box = Box((0,) * len(tensor.target.regions.shape), tuple(tensor.target.regions.shape))
-        is_wanted_twice = end.most_replicated()[0] > 1
+        is_wanted_twice = end_of(tensor.target).most_replicated()[0] > 1
         slabs = stripes(box, -(-size * rounds // total)) if is_wanted_twice and rounds > 1 and size else [box]
         for slab in slabs:
             part = None if len(slabs) == 1 else slab
-            turn = turns.next(end if part is None else Slab(end, part), itemsize)
+            turn = turns.next(end_of(tensor.target, part), itemsize)
             number = at * rounds // total if at < total else rounds - 1
             at += slab.elements * itemsize
             relay = None
@@ -91,8 +94,5 @@ def _relay(
 ) -> Relay:
     """Plan the relay of tensors with these shardings."""
     is_in_place = not set(source.ranks).isdisjoint(target.ranks)
-    shape = tuple(source.regions.shape)
-    ends: list[Any] = [end_of(source), end_of(target)]
-    if slab is not None:
-        ends = [Slab(end, slab) for end in ends]
-    return Relay.of(shape, (ends[0], ends[1]), itemsize, turn, is_in_place, dict(places))
+    ends = end_of(source, slab), end_of(target, slab)
+    return Relay.of(tuple(source.regions.shape), ends, itemsize, turn, is_in_place, dict(places))

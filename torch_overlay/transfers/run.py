@@ -356,7 +356,7 @@ class Run:
 
     # Tensors made in inference mode can be written in inference mode only, others in either. No tensor made here stays.
     @torch.inference_mode()
-    def go(self, sent: Callable[[], None] = lambda: None) -> None:
+    def go(self, sent: Callable[[], None] = nothing) -> None:
         """Run. Calls `sent` when no source is read any more. Collective over the ranks of the Transfer."""
         changed: list[str] = []
         is_background = self.report.is_background

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..distributed._mesh.text import of_ranks
-from ._planner.piece_moves import Pieced, PieceMove, Slab
+from ._planner.piece_moves import Pieced, PieceMove
 from ._planner.routes import Move
 from ._planner.sides import Ranks, Side
 from .checkpoint import Local
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..distributed.tensor._planner.boxes import Box
-    from ._planner.piece_moves import End
     from ._planner.relay import Relay
     from ._planner.schedule import AnyMove
     from .checkpoint import Contents, Part
@@ -143,10 +142,8 @@ def _as_read(
 @lru_cache(maxsize=256)
 def _pieced(source: Sharding, target: Sharding, gone: frozenset[int], relay: Relay | None, slab: Box | None) -> Pieced:
     """Plan a tensor of which a side is in pieces; with a relay, its first hop. Cached by value."""
-    ends: list[End] = [end_of(source), end_of(target)]
-    if slab is not None:
-        ends = [Slab(end, slab) for end in ends]
-    return Pieced(tuple(source.regions.shape), ends[0], relay.first if relay else ends[1], gone)
+    to = end_of(target, slab) if relay is None else relay.first
+    return Pieced(tuple(source.regions.shape), end_of(source, slab), to, gone)
 
 
 def _mesh_move(tensor: Tensor, ranks_of_mesh: dict[Any, Ranks]) -> Move:

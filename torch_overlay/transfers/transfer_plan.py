@@ -95,9 +95,6 @@ class Plans:
 
     Attributes:
         by_names: the plans made so far.
-        count: how many exchanges the plan of all names has.
-        traffic: for each rank the bytes that it sends, the bytes that it gets, and the exchanges that it needs, in the
-            plan of all names.
     """
 
     def __init__(
@@ -110,8 +107,6 @@ class Plans:
         self._agreement, self._group, self._buffers, self._changes = agreement, group, buffers, changes
         self._moves = [each.move for each in agreement.moves]
         self.by_names: dict[tuple[str, ...] | None, Plan] = {}
-        self.count = 0
-        self.traffic: Traffic = {}
 
     def add(
         self,
@@ -121,8 +116,8 @@ class Plans:
         shared: Shared,
         is_snapshot: bool = False,
     ) -> None:
-        """Plan a run that moves these names, and keep the plan in `by_names`. The first plan is that of all names, and
-        sets `count` and `traffic`. Collective over the team: ranks agree on how many exchanges there are."""
+        """Plan a run that moves these names, and keep the plan in `by_names`. The first plan is that of all names.
+        Collective over the team: ranks agree on how many exchanges there are."""
         self._group.enter("planning", False)
         contents, budget = self._agreement.contents, self._agreement.budget
         parts = parts_of(self._agreement.moves, self._agreement.passed, indices, contents is not None)
@@ -141,10 +136,7 @@ class Plans:
             planned.append(self._exchanges(schedule, self._wires(part, indices), room))
         traffic = _sum([traffic for _, traffic in planned])
         both = [(part, exchanges) for part, (exchanges, _) in zip(parts, planned)]
-        plan = Plan(indices, Parts(both) if len(both) > 1 else both[0][1], traffic)
-        if None not in self.by_names:  # the plan of all names comes first, and is what `Transfer.traffic` tells of
-            self.count, self.traffic = plan.exchanges.count, traffic
-        self.by_names[names] = plan
+        self.by_names[names] = Plan(indices, Parts(both) if len(both) > 1 else both[0][1], traffic)
 
     def _room(
         self,

@@ -21,8 +21,8 @@ from ..distributed.tensor._runner.exchange import part
 from ..show.words import counted
 from ._planner.boxes import blocks
 from ._planner.schedule import Schedule
-from .blocks import BY_WIDTH
-from .comparison import SHOWN
+from .blocks import BY_WIDTH, present
+from .comparison import SHOWN, raise_if_any
 from .pieces import settled, word_sums
 from .run import Run, name_of
 from .tensor_moves import moves_of
@@ -71,11 +71,8 @@ def verify(transfer: TransferState, only: object) -> None:
             problems = run.agree().problems
             differences, count = ([], 0) if problems else _differences_of_all(transfer, run)
         run.raise_if_any(problems)
-    if differences:
-        shown = "; ".join(differences[:SHOWN])
-        more = f"; and {count - SHOWN} more" if count > SHOWN else ""
-        text = with_paths(f"{shown}{more}", transfer.agreement.paths)
-        raise ValueError(f"{name_of(transfer.ranks)}: targets don't hold what their sources hold now: {text}.")
+    texts = [with_paths(text, transfer.agreement.paths) for text in differences]
+    raise_if_any(texts, count, f"{name_of(transfer.ranks)}: targets don't hold what their sources hold now")
 
 
 def _differences_of_all(transfer: TransferState, run: Run) -> tuple[list[str], int]:
@@ -164,9 +161,7 @@ def _parts(stream: Stream) -> Iterator[Part]:
 
 def _chunks(each: Part, locals_: Locals) -> Iterator[torch.Tensor]:
     """Yield the elements of a part in row-major order, as flat tensors."""
-    local = locals_[each.move]
-    if local is None:
-        raise AssertionError("a rank has what its schedule moves")
+    local = present(locals_[each.move])
     view, chunk = part(settled(local).detach(), each.box), CHUNK if local.is_cpu else CHUNK_ON_GPU
     if view.is_contiguous():
         # Not view(-1): of a dim of length 1 the stride may be anything.
@@ -207,15 +202,13 @@ def _digest(chunks: Iterable[torch.Tensor]) -> bytes:
 
 def _kept_differ(number: int, before: Box, after: Box, sources: Locals, targets: Locals, is_canonical: bool) -> int:
     """Count the elements that differ between a box of this rank's source and the same box of its target."""
-    target = targets[number]
-    if target is None:
-        raise AssertionError("a rank has what its schedule moves")
+    dtype = present(targets[number]).dtype
     sides = [
         _chunks(Part(number, box, 0, box.elements), locals_) for box, locals_ in ((before, sources), (after, targets))
     ]
     count = 0
     for old, new in zip(*sides):
-        count += int((_bits(old, target.dtype, is_canonical) != _bits(new, target.dtype, is_canonical)).count_nonzero())
+        count += int((_bits(old, dtype, is_canonical) != _bits(new, dtype, is_canonical)).count_nonzero())
     return count
 
 
