@@ -361,7 +361,7 @@ class Transfer:
                 for side, tree, names, old in zip(SIDES, (source, target), (self._names, None), before)
             ]
             locals_ = [[tensor and tensor.local for tensor in side] for side in bound]
-            problems = memory_problems(self._state, shared_memory(range(len(moves)), *locals_, *bound))
+            problems = memory_problems(self._state, shared_memory(self._state.agreement.own, *locals_, *bound))
             if problems:
                 raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
             self._state.sources, self._state.targets = bound
@@ -439,7 +439,7 @@ class Transfer:
         agreement = self._state.agreement
         sources, targets = agreement.ends
         lines = [
-            f"{counted(agreement.tensor_count, 'tensor')} from {of_ranks(sorted(sources))} to "
+            f"{counted(len(agreement.tensors), 'tensor')} from {of_ranks(sorted(sources))} to "
             f"{of_ranks(sorted(targets))}, budget {size_text(self.budget)}"
         ]
         if not self.traffic:

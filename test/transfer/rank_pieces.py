@@ -14,7 +14,6 @@ from mesh_ranks import WORLD, make_root
 from on_device import DEVICE
 from rank_transfers import FLOATS, placed
 from rank_weights import any_bits, same
-from torch_overlay.rendezvous import group as transfer_group
 from torch_overlay.transfers import exchanges
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
@@ -201,9 +200,7 @@ class PieceCases:
             if not checks:
                 continue
             large = (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]
-            # Every second time no rank knows all pieces.
-            listed = (0, transfer_group.LISTED)[seed // 2 % 2]
-            with mock.patch.object(exchanges, "LARGE", large), mock.patch.object(transfer_group, "LISTED", listed):
+            with mock.patch.object(exchanges, "LARGE", large):
                 if torn:
                     with self.assertRaisesRegex(ValueError, f"isn't whole: the pieces of '{torn[0]}'"):
                         torch_overlay.Transfer(source, target, strict=False)
@@ -282,16 +279,12 @@ class PieceCases:
             self.assertEqual(target._local_tensor, torch.arange(2.0, 14.0))
 
     def test_what_is_wrong_with_pieces_is_said_on_all_ranks(self):
-        self.check_what_is_wrong()
-        with mock.patch.object(transfer_group, "LISTED", 0):
-            self.check_what_is_wrong()
-
-    def check_what_is_wrong(self):
         mine = torch.ones(2)
         mesh = make_root(range(WORLD), (8,), ("dp",))
         pending = distribute_tensor(torch.ones(4), mesh, [Replicate()], src_data_rank=None)
         pending = type(pending).from_local(pending.to_local(), mesh, [Partial()], run_check=False)
-        odd = self.rank == 5
+        odd, freed = self.rank == 5, torch.ones(2)
+        freed.untyped_storage().resize_(0)
         for source, target, message in (
             (
                 piece(mine, (20,), (2 * self.rank,)),
@@ -305,6 +298,7 @@ class PieceCases:
                 "pieces, on rank 5.",
             ),
             (mine if odd else piece(mine, (2,), (0,)), torch.zeros(2), "in pieces, .*, a plain tensor, on rank 5"),
+            (freed if odd else mine, torch.zeros(2), "rank 5: the source '0' needs 8 bytes of storage, and has 0"),
             (pending, piece(mine, (4,), (0,)), "the source '0' has a pending reduction"),
             (
                 (piece(mine, (4,), (0,)), piece(mine[:1].double() if odd else mine[:1], (4,), (2,))),
@@ -329,9 +323,7 @@ class PieceCases:
             names = [f"{pair}.{number}" for number in range(3 if pair == 0 else other_tensors)]
             pieces = {name: piece(torch.full((4,), 1.0 - self.rank % 2), (4,), (0,)) for name in names}
             given = (pieces, None) if self.rank % 2 == 0 else (None, pieces)
-            with mock.patch.object(transfer_group, "LISTED", 0):
-                transfer = torch_overlay.Transfer(*given)
-            with transfer:
+            with torch_overlay.Transfer(*given) as transfer:
                 for only in (None, [f"{other}.{number}" for other in range(4) for number in (0, 2)]):
                     transfer.run(only=only)  # plans
                     counts.append(calls(lambda: transfer.run(only=only)))  # noqa: B023
@@ -339,9 +331,9 @@ class PieceCases:
         few, many = counts[:2], counts[2:]
         self.assertTrue(few == many if pair == 0 else sum(many) > sum(few), counts)
 
-    def test_planners_of_pieces(self):
-        """No rank knows all: a rank without a part hears of errors, too, `only` takes names of others, replicas are
-        compared, tied targets as well, and a run that checks names what this rank doesn't have."""
+    def test_pieces_of_others(self):
+        """A rank without a part hears of errors, too, `only` takes names of others, replicas are compared, tied targets
+        as well, and a run that checks names what this rank doesn't have."""
         rows, wholes = torch.arange(16.0).chunk(4), torch.zeros(3, 16)
         source = target = None
         if self.rank < 4:
@@ -351,48 +343,41 @@ class PieceCases:
             target = {f"w{n}": piece(wholes[n], (16,), (0,)) for n in range(3) if n % 2 == self.rank % 2}
             target["twice"] = torch.zeros(4)
         differ = "'twice' has pieces of shape .4,. that start at .0,., with one value on ranks 0, 1, 3, another on"
-        with mock.patch.object(transfer_group, "LISTED", 0):
-            with torch_overlay.Transfer(source, target) as transfer:
-                self.assertTrue(str(transfer).startswith("4 tensors from ranks 0-3 to ranks 4, 5,"))
-                self.assertEqual(bool(transfer.traffic), self.rank < 6)
-                transfer.run(only=["w1"])
-                if self.rank == 5:
-                    self.assertEqual(wholes[1], torch.arange(16.0) + 1)
-                transfer.run(check=True)
-                if self.rank == 4:
-                    self.assertEqual(wholes[2], torch.arange(16.0) + 2)
-                if transfer.traffic:
-                    with self.assertRaisesRegex(ValueError, "ranks 0-5: only names 'w3'"):
-                        transfer.run(only=["w1", "w3"])
-                if source is not None and self.rank == 2:
-                    source["twice"][0]._local_tensor[1] = 7
-                if transfer.traffic:
-                    with self.assertRaisesRegex(ValueError, differ):
-                        transfer.run(check=True)
-                with self.assertRaisesRegex(ValueError, "No rank knows what all ranks of a Transfer of more than"):
-                    transfer._flow()
-            with self.assertRaisesRegex(ValueError, differ):
-                torch_overlay.Transfer(source, target)  # on ranks 6 and 7, too
-            if source is not None:
-                source["twice"][0]._local_tensor[1] = 1
-            with torch_overlay.Transfer(source and {**source, "more": source["w0"]}, target, strict=False) as transfer:
-                self.assertEqual(transfer.left_out, {"source": ("more",), "target": ()})
-            if target is not None and "w1" in target:
-                target["tied"] = target["w1"]
-            if source is not None:
-                source["tied"] = piece(source["w1"]._local_tensor + 1, (16,), (4 * self.rank,))
-            with self.assertRaisesRegex(ValueError, "targets 'tied' and 'w1' are one block of memory.* different"):
-                torch_overlay.Transfer(source, target)
+        with torch_overlay.Transfer(source, target) as transfer:
+            self.assertTrue(str(transfer).startswith("4 tensors from ranks 0-3 to ranks 4, 5,"))
+            self.assertEqual(bool(transfer.traffic), self.rank < 6)
+            transfer.run(only=["w1"])
+            if self.rank == 5:
+                self.assertEqual(wholes[1], torch.arange(16.0) + 1)
+            transfer.run(check=True)
+            if self.rank == 4:
+                self.assertEqual(wholes[2], torch.arange(16.0) + 2)
+            if transfer.traffic:
+                with self.assertRaisesRegex(ValueError, "ranks 0-5: only names 'w3'"):
+                    transfer.run(only=["w1", "w3"])
+            if source is not None and self.rank == 2:
+                source["twice"][0]._local_tensor[1] = 7
+            if transfer.traffic:
+                with self.assertRaisesRegex(ValueError, differ):
+                    transfer.run(check=True)
+            self.assertEqual(sum(transfer._flow().sent.values()), 3 * 64 + 2 * 16)
+        with self.assertRaisesRegex(ValueError, differ):
+            torch_overlay.Transfer(source, target)  # on ranks 6 and 7, too
+        if source is not None:
+            source["twice"][0]._local_tensor[1] = 1
+        with torch_overlay.Transfer(source and {**source, "more": source["w0"]}, target, strict=False) as transfer:
+            self.assertEqual(transfer.left_out, {"source": ("more",), "target": ()})
+        if target is not None and "w1" in target:
+            target["tied"] = target["w1"]
+        if source is not None:
+            source["tied"] = piece(source["w1"]._local_tensor + 1, (16,), (4 * self.rank,))
+        with self.assertRaisesRegex(ValueError, "targets 'tied' and 'w1' are one block of memory.* different"):
+            torch_overlay.Transfer(source, target)
 
     def test_pieces_of_ranks_that_left(self):
         """What others have, too, comes from them; else it is an error, as without pieces."""
         if self.rank == 7:
             return
-        self.check_ranks_that_left()
-        with mock.patch.object(transfer_group, "LISTED", 0):
-            self.check_ranks_that_left()
-
-    def check_ranks_that_left(self):
         whole, target = torch.arange(16.0), torch.zeros(16)
         own = piece(whole[2 * self.rank : 2 * self.rank + 4], (16,), (2 * self.rank,))
         with torch_overlay.Transfer([own], [target], gone=[7]) as transfer:

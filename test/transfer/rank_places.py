@@ -18,7 +18,6 @@ from mesh_ranks import WORLD, WORLD_TIMEOUT
 from on_device import BACKEND, DEVICE
 from rank_transfers import FLOATS, placed
 from rank_weights import any_bits, same
-from torch_overlay.rendezvous import group as transfer_group
 from torch_overlay.rendezvous.meeting import Meeting, Seal
 from transfer_twin import draw
 from width import NIGHTLY
@@ -57,8 +56,7 @@ class PlaceCases:
     def test_a_trainer_of_one_world_feeds_servers_of_another(self):
         """FSDP x TP in float32 to plain bfloat16 tensors, a fused one among them; a replica; a rank in none."""
         self.check_a_trainer_feeds_servers()
-        with mock.patch.object(transfer_group, "LISTED", 0):  # and what goes by the store is signed
-            self.check_a_trainer_feeds_servers(key="key")
+        self.check_a_trainer_feeds_servers(key="key")  # and what goes by the store is signed
 
     def check_a_trainer_feeds_servers(self, key=None):
         whole = {name: any_bits((8, 6), torch.float32, seed) for seed, name in enumerate(("q", "k", "head"))}

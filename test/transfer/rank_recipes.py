@@ -1,7 +1,5 @@
 """The recipes of docs/transfer.md for whole models, on real ranks."""
 
-from unittest import mock
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,7 +10,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import torch_overlay
 from mesh_ranks import WORLD, make_root
-from torch_overlay.rendezvous import group as transfer_group
 
 STEPS, VOCABULARY, WIDTH = 3, 64, 32
 PLAN = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
@@ -132,19 +129,16 @@ class RecipeCases:
                 with torch.no_grad():
                     source["a"].to_local().sub_(100 * tp)
                 sync.run(check=True)
-        for listed in (1024, 0):  # with 0, a planner plans the tensor
-            target = torch_overlay.piece(zeros[: self.rank + 1].clone(), (10,), (0,))
-            with mock.patch.object(transfer_group, "LISTED", listed):
-                sync = torch_overlay.Transfer([source["b"]], [target])
-            with sync:
+        target = torch_overlay.piece(zeros[: self.rank + 1].clone(), (10,), (0,))
+        with torch_overlay.Transfer([source["b"]], [target]) as sync:
+            sync.run()
+            self.assertEqual(target._local_tensor, (whole + 8)[: self.rank + 1])
+            with torch.no_grad():
+                source["b"].to_local().mul_(1 + tp)
+            with self.assertRaisesRegex(ValueError, "the source '0' lies on several meshes"):
                 sync.run()
-                self.assertEqual(target._local_tensor, (whole + 8)[: self.rank + 1])
-                with torch.no_grad():
-                    source["b"].to_local().mul_(1 + tp)
-                with self.assertRaisesRegex(ValueError, "the source '0' lies on several meshes"):
-                    sync.run()
-                with torch.no_grad():
-                    source["b"].to_local().div_(1 + tp)
+            with torch.no_grad():
+                source["b"].to_local().div_(1 + tp)
         uneven = distribute_tensor(whole, mesh["tp"] if self.rank > 5 else mesh["dp"], [Shard(0)], src_data_rank=None)
         with self.assertRaisesRegex(ValueError, r"sizes .4,. over ranks 0-6 by 2 on .* sizes .2,. over ranks 6, 7 on"):
             torch_overlay.Transfer([uneven], [torch.zeros(10)])

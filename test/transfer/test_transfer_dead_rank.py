@@ -107,7 +107,6 @@ def test_the_living_name_the_dead(jobs):
 PLACES = {
     "in meet": r"A meeting of 3 .* and rank {} didn't come within 6 s",
     "before it says what it has": r"A Transfer needs ranks 0-2, and rank {} didn't come within 6 s",
-    "in asking planners": r"A Transfer over ranks 0-2 can't be made: .*: no answer any more from rank {}[.,]",
     "in making the group": r"A Transfer over ranks 0-2 can't be made: .*: no answer any more from rank {}[.,]",
     "in a run": r"A Transfer over ranks 0-2 failed, and .*: no answer any more from rank {}[.,]",
     "in the background": r"A Transfer over ranks 0-2 failed, and .*: no answer any more from rank {}[.,]",
@@ -123,15 +122,12 @@ JOBS = [*[(where, dead) for where in PLACES for dead in (TRAINERS - 1, SERVER)],
 
 def killed_in(where):
     from torch_overlay.rendezvous.meeting import Meeting, Place
-    from torch_overlay.rendezvous.team import Team
     from torch_overlay.transfers.exchanges import Exchanges
 
     if where == "in meet":
         return killed_at(Meeting, "say")
     if where == "before it says what it has":
         return killed_at(Meeting, "say", lambda meeting, *_: meeting.purpose == "A Transfer")
-    if where == "in asking planners":
-        return killed_at(Team, "swap")
     if where == "in making the group":
         return killed_at(Place, "team")
     return killed_at(Exchanges, "_start", lambda _, number, *given: number == 2)
@@ -143,10 +139,7 @@ def one_that_meets(rank, where, dead, folder, port, ready, go, answers):
     from torch.distributed.device_mesh import init_device_mesh
 
     import torch_overlay
-    from torch_overlay.rendezvous import group as transfer_group
 
-    if where == "in asking planners":
-        transfer_group.LISTED = 0
     source, target = None, [torch_overlay.piece(torch.zeros(1 << 14), (1 << 14,), (0,))]
     if rank < TRAINERS:
         store = dist.FileStore(f"{folder}/store {where} {dead}", TRAINERS)

@@ -49,12 +49,6 @@ TARGETS = {"embed.weight": ones(3), "head.weight": ones(3)}
         ({"w": ones(2)}, {"w": ones(2)}, {"budget": "1GB"}, "budget= takes a whole number of bytes; got '1GB'"),
         ({"w": ones(2)}, {"w": ones(2)}, {"names": ["w"]}, r"names= takes a dict .* or a function; got \['w'\]"),
         (None, None, {}, "needs a source and a target, and got None for both on rank 0, which are all that make it"),
-        (
-            {"w": freed(6, 4)},
-            {"w": ones(6, 4)},
-            {},
-            r"the source 'w' needs 96 bytes of storage, and has 0 \(FSDP frees",
-        ),
         ({"w": of_class("FlatParameter")}, {"w": ones(4)}, {}, "is a FlatParameter, .* use its sharded state dict"),
         (
             {"w": of_class("ShardedTensor")},
@@ -74,17 +68,34 @@ TARGETS = {"embed.weight": ones(3), "head.weight": ones(3)}
             {"names": {"tok": ("embed.weight", "head.weight")}},
             r"source 'embed.weight' \(given as 'tok'\) is sparse_coo, and a transfer moves dense",
         ),
+    ],
+)
+def test_what_cannot_be_made(place, source, target, how, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        torch_overlay.Transfer(source, target, group=place, **how)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "how", "words"),
+    [
+        (freed(6, 4), {"embed.weight": ones(6, 4)}, {}, r"source 'embed.weight' needs 96 bytes of storage, and has 0"),
         (
-            {"embed.weight": freed(3)},
+            freed(3),
             TARGETS,
             {"names": SEVERAL},
             r"'embed.weight' needs .*; the source 'head.weight' \(given as 'embed.weight'\) needs 12 bytes",
         ),
     ],
 )
-def test_what_cannot_be_made(place, source, target, how, words):
-    with pytest.raises((ValueError, TypeError), match=words):
-        torch_overlay.Transfer(source, target, group=place, **how)
+def test_a_source_without_memory(place, source, target, how, words):
+    """It may come back before a run, as one that is offloaded does."""
+    with torch_overlay.Transfer({"embed.weight": source}, target, group=place, **how) as sync:
+        with pytest.raises(ValueError, match=words):
+            sync.run()
+        source.untyped_storage().resize_(4 * source.numel())
+        source.fill_(7)
+        sync.run()
+        assert all(bool((each == 7).all()) for each in target.values())
 
 
 @pytest.mark.parametrize("timeout", ["20s", 0, float("nan"), None])

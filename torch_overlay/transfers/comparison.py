@@ -1,56 +1,95 @@
 """Compare what all ranks say of a transfer's tensors. All ranks compare the same descriptions, find the same mistakes,
-and raise the same error. Start at `agreed`.
+and raise the same error. Start at `Sides.of`, then `Sides.tensors`.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..distributed._mesh.text import of_ranks
+from ..distributed.tensor._planner.boxes import Box
 from .checkpoint import Contents
 from .descriptions import SIDES, Problem, Tensor
 from .options import SAME
-from .replicas import replica_problems
 from .sharding import CASTS, on_several_meshes, replicated_sharding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from ._planner.piece_moves import Pieced
     from .descriptions import Description
     from .sharding import Sharding
 
 SHOWN = 5  # problems in one error
-UNCOVERED = "The source of a transfer isn't whole"
 # Under these names a module holds another, of which it is a compiled or a wrapped form.
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "module.")
 
 
-def agreed(
-    descriptions: Mapping[int, Description], gone: frozenset[int] = frozenset(), strict: bool = True
-) -> tuple[list[Tensor], dict[str, tuple[str, ...]]]:
-    """Put the descriptions of all ranks together."""
-    check_ranks(descriptions)
-    problems: list[Problem] = []
-    distinct = distinct_descriptions(descriptions)
-    sides = [join_side(distinct, side, problems, gone) for side in SIDES]
-    raise_if_any([problem.text for problem in problems + replica_problems(distinct, problems)])
-    # Both sides are compared only after that: a tensor that is wrong by itself would be named twice.
-    texts: list[str] = []
-    contents = contents_of(descriptions)
-    if contents is not None:
-        sides[0] = _shardings_of_checkpoint(contents, sides, descriptions)
-    both = sorted(sides[0].keys() & sides[1].keys())
-    alone = {name: tuple(sorted(side.keys() - set(both))) for name, side in zip(SIDES, sides)}
-    if not strict and not both:
-        texts.append("they have no name in common")
-    # Without a common name, the error lists the names of both sides: they often differ by a prefix.
-    for name in both if not strict and both else sorted({*sides[0], *sides[1]}):
-        texts += differences(name, *[side.get(name) for side in sides])
-    raise_if_any(texts, renamed=renaming(sides[0].keys(), sides[1].keys()) if texts else None)
-    return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
+class Sides(NamedTuple):
+    """What all ranks together give: of each tensor, which rank has which part.
+
+    Attributes:
+        source, target: the shardings, by name.
+        replicated: the boxes of plain sources and of pieces that several ranks give, by name. Their values have to be
+            equal.
+    """
+
+    source: dict[str, Sharding]
+    target: dict[str, Sharding]
+    replicated: dict[str, frozenset[Box]]
+
+    @staticmethod
+    def of(descriptions: Mapping[int, Description], gone: frozenset[int] = frozenset()) -> Sides:
+        """Put the descriptions of all ranks together."""
+        check_ranks(descriptions)
+        distinct = distinct_descriptions(descriptions)
+        joined = Sides({}, {}, {})
+        problems: list[Problem] = []
+        for side, shardings in zip(SIDES, joined[:2]):
+            for names in _alike(distinct, side):
+                sharding, is_plain, texts = _join(names[0], side, distinct, gone)
+                shardings |= dict.fromkeys(names, sharding)
+                boxes = replicated_boxes(sharding, is_plain) if side == "source" else ()
+                if boxes:
+                    joined.replicated.update(dict.fromkeys(names, boxes))
+                for name in names if texts else ():
+                    problems += [Problem(0, SIDES.index(side), name, t) for t in _join(name, side, distinct, gone)[2]]
+        raise_if_any([problem.text for problem in sorted(problems, key=lambda problem: problem[:3])])
+        return joined
+
+    def tensors(self, strict: bool = True) -> tuple[list[Tensor], dict[str, tuple[str, ...]]]:
+        """Compare both sides. Returns the tensors that both have, and the names that only one side has."""
+        sides = self.source, self.target
+        both = sorted(self.source.keys() & self.target.keys())
+        alone = {name: tuple(sorted(side.keys() - set(both))) for name, side in zip(SIDES, sides)}
+        texts = [] if strict or both else ["they have no name in common"]
+        # Without a common name, the error lists the names of both sides: they often differ by a prefix.
+        fit: set[tuple[int, int]] = set()  # tensors with equal shardings, of which a model has many, are compared once
+        for name in both if not strict and both else sorted({*self.source, *self.target}):
+            source, target = self.source.get(name), self.target.get(name)
+            if (id(source), id(target)) not in fit:
+                wrong = differences(name, source, target)
+                texts += wrong
+                fit |= set() if wrong else {(id(source), id(target))}
+        raise_if_any(texts, renamed=renaming(self.source.keys(), self.target.keys()) if texts else None)
+        return [Tensor(name, self.source[name], self.target[name]) for name in both], alone
+
+    def read_from(self, contents: Contents, descriptions: Mapping[int, Description]) -> Sides:
+        """Return the same with a checkpoint as the source: each reader has all of each tensor."""
+        if self.source:
+            others = sorted(rank for rank, description in descriptions.items() if description.source)
+            raise ValueError(
+                f"The source of a transfer is a checkpoint on {of_ranks(contents.ranks)}, and tensors on "
+                f"{of_ranks(others)}: give the same kind, or None, on all ranks."
+            )
+        by_name = {}
+        for name, number in contents.numbers.items():
+            entry, target = contents.entries[number], self.target.get(name)
+            device = "cpu" if target is None else target.device
+            by_name[name] = replicated_sharding(entry.dtype, entry.shape, contents.ranks, device)
+        return self._replace(source=by_name)
 
 
 def check_ranks(descriptions: Mapping[int, Description]) -> None:
@@ -68,24 +107,6 @@ def check_ranks(descriptions: Mapping[int, Description]) -> None:
 def contents_of(descriptions: Mapping[int, Description]) -> Contents | None:
     """Return the checkpoint that is the source; None if tensors are."""
     return Contents.of({rank: d.checkpoint for rank, d in descriptions.items() if d.checkpoint is not None})
-
-
-def _shardings_of_checkpoint(
-    contents: Contents, sides: Sequence[Mapping[str, Sharding]], descriptions: Mapping[int, Description]
-) -> dict[str, Sharding]:
-    """Return the shardings of a checkpoint's tensors, by the target's names: each reader has all of each."""
-    if sides[0]:
-        others = sorted(rank for rank, description in descriptions.items() if description.source)
-        raise ValueError(
-            f"The source of a transfer is a checkpoint on {of_ranks(contents.ranks)}, and tensors on "
-            f"{of_ranks(others)}: give the same kind, or None, on all ranks."
-        )
-    by_name = {}
-    for name, number in contents.numbers.items():
-        entry, target = contents.entries[number], sides[1].get(name)
-        device = "cpu" if target is None else target.device
-        by_name[name] = replicated_sharding(entry.dtype, entry.shape, contents.ranks, device)
-    return by_name
 
 
 def _check_options(descriptions: Mapping[int, Description]) -> None:
@@ -110,40 +131,66 @@ def distinct_descriptions(descriptions: Mapping[int, Description]) -> list[tuple
     return [*by_id.values()]
 
 
-def join_side(
-    descriptions: Sequence[tuple[Description, list[int]]], side: str, problems: list[Problem], gone: frozenset[int]
-) -> dict[str, Sharding]:
-    """Put together what ranks say of one side: pieces and plain tensors get the ranks that gave them."""
-    by_name: dict[str, dict[Sharding, list[int]]] = {}
-    for description, ranks in descriptions:
+def _alike(descriptions: Sequence[tuple[Description, list[int]]], side: str) -> list[list[str]]:
+    """Group the names of one side that every rank describes alike: the 128 experts of a layer differ in names alone.
+
+    Each rank knows a name once, so that tens of thousands of tensors on hundreds of ranks take a second or two.
+    """
+    said: dict[str, list[int]] = {}
+    for number, (description, _) in enumerate(descriptions):
         for name, sharding in getattr(description, side).items():
-            by_name.setdefault(name, {}).setdefault(sharding, []).extend(ranks)
-    for name, by_sharding in sorted(by_name.items()):
-        _join_pieces(by_sharding)
-        # A plain tensor: the ranks that described it are its replicas.
-        if len(by_sharding) == 1 and not (plain := next(iter(by_sharding))).ranks:
-            ranks = sorted(by_sharding.pop(plain))
-            by_sharding[replicated_sharding(plain.dtype, tuple(plain.regions.shape), ranks, plain.device)] = ranks
-        if len(by_sharding) > 1 and (joined := on_several_meshes(by_sharding)) is not None:
-            ranks = sorted(itertools.chain(*by_sharding.values()))
-            by_sharding.clear()
-            by_sharding[joined] = ranks
-        if len(by_sharding) > 1:
-            # Shardings that print alike are named once, with the ranks of all of them.
-            views: dict[str, list[int]] = {}
-            for sharding, ranks in by_sharding.items():
-                views.setdefault(str(sharding), []).extend(ranks)
-            said = ", and ".join(f"{view} on {of_ranks(sorted(ranks))}" for view, ranks in views.items())
-            problems.append(Problem(0, SIDES.index(side), name, f"the {side} {name!r} is {said}"))
-        known = {rank for ranks in by_sharding.values() for rank in ranks}
-        (sharding, (rank, *_)), *_ = by_sharding.items()
-        missing = [other for other in sharding.ranks if other not in known and other not in gone]
-        # The others would wait in an exchange for a rank of the mesh that gives None for the tensor.
-        if missing:
-            lack = f"{of_ranks(missing)} {_do_or_does(missing)}n't have it"
-            text = f"the {side} {name!r} of rank {rank} is {sharding}, and {lack}"
-            problems.append(Problem(0, SIDES.index(side), name, text))
-    return {name: next(iter(by_sharding)) for name, by_sharding in by_name.items()}
+            # A description has one object for equal shardings, as `from_data` makes it.
+            said.setdefault(name, []).extend((number, id(sharding)))
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, numbers in said.items():
+        groups.setdefault(tuple(numbers), []).append(name)
+    return [*groups.values()]
+
+
+def _join(
+    name: str, side: str, descriptions: Sequence[tuple[Description, list[int]]], gone: frozenset[int]
+) -> tuple[Sharding, bool, list[str]]:
+    """Put together what ranks say of one side of a tensor: pieces and plain tensors get the ranks that gave them. Also
+    returns whether it is a plain tensor, and what is wrong with it."""
+    by_sharding: dict[Sharding, list[int]] = {}
+    for description, ranks in descriptions:
+        if name in (of_side := getattr(description, side)):
+            by_sharding.setdefault(of_side[name], []).extend(ranks)
+    texts: list[str] = []
+    _join_pieces(by_sharding)
+    # A plain tensor: the ranks that described it are its replicas.
+    is_plain = len(by_sharding) == 1 and not (plain := next(iter(by_sharding))).ranks
+    if is_plain:
+        ranks = sorted(by_sharding.pop(plain))
+        by_sharding[replicated_sharding(plain.dtype, tuple(plain.regions.shape), ranks, plain.device)] = ranks
+    if len(by_sharding) > 1 and (joined := on_several_meshes(by_sharding)) is not None:
+        ranks = sorted(itertools.chain(*by_sharding.values()))
+        by_sharding = {joined: ranks}
+    if len(by_sharding) > 1:
+        # Shardings that print alike are named once, with the ranks of all of them.
+        views: dict[str, list[int]] = {}
+        for sharding, ranks in by_sharding.items():
+            views.setdefault(str(sharding), []).extend(ranks)
+        said = ", and ".join(f"{view} on {of_ranks(sorted(ranks))}" for view, ranks in views.items())
+        texts.append(f"the {side} {name!r} is {said}")
+    known = {rank for ranks in by_sharding.values() for rank in ranks}
+    (sharding, (rank, *_)), *_ = by_sharding.items()
+    missing = [other for other in sharding.ranks if other not in known and other not in gone]
+    # The others would wait in an exchange for a rank of the mesh that gives None for the tensor.
+    if missing:
+        lack = f"{of_ranks(missing)} {_do_or_does(missing)}n't have it"
+        texts.append(f"the {side} {name!r} of rank {rank} is {sharding}, and {lack}")
+    return sharding, is_plain, texts
+
+
+def replicated_boxes(source: Sharding, is_plain: bool) -> frozenset[Box]:
+    """Return the boxes that several ranks give of a plain source, or that stand several times among the pieces of
+    one."""
+    if is_plain:
+        shape = tuple(source.regions.shape)
+        return frozenset([Box((0,) * len(shape), shape)] if len(source.ranks) > 1 else [])
+    counts = Counter(box for boxes in source.pieces for box in boxes if box.elements)
+    return frozenset([box for box, count in counts.items() if count > 1])
 
 
 def _join_pieces(by_sharding: dict[Sharding, list[int]]) -> None:
@@ -245,14 +292,3 @@ def raise_if_any(
         fit = f" ({renamed} they fit)" if renamed else ""
         hint = f" names= maps the source's names{fit}; strict=False leaves out what one side lacks."
         raise ValueError(f"{why}: {'; '.join(problems[:SHOWN])}{more}.{hint if is_lacking else ''}")
-
-
-def uncovered_text(tensor: Tensor, pieces: Pieced) -> str | None:
-    """Say which box of a tensor the pieces of its source leave out, in words; None if they cover it."""
-    missing = pieces.missing() if tensor.source.pieces else None
-    if missing is None:
-        return None
-    return (
-        f"the pieces of {tensor.name!r}, of shape {tuple(tensor.source.regions.shape)}, leave out what starts at "
-        f"{missing.start} and has shape {missing.length}"
-    )

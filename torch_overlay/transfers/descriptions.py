@@ -16,7 +16,7 @@ from ..distributed.tensor._planner.boxes import Box
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ._planner.memory import Shared
 from .options import Options
-from .pieces import Pieces, Plain, digests_of, is_pieces, lack_of_memory, own_tensors, part_of, settled
+from .pieces import Pieces, is_pieces, own_tensors, part_of
 from .sharding import Meshes, Sharding, misfit, shardings
 from .tensor_files import Checkpoint
 from .trees import names_for, paths_of, with_paths
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Data = dict[str, Any]  # of text, numbers, lists and dicts, as JSON has them
 
 SIDES = "source", "target"
-AS_THEY_ARE = "options", "gives_nothing", "checkpoint", "unlisted"  # fields of a Description that JSON takes
+AS_THEY_ARE = "options", "gives_nothing", "checkpoint"  # fields of a Description that JSON takes
 
 
 class Description(NamedTuple):
@@ -42,24 +42,19 @@ class Description(NamedTuple):
     Attributes:
         source, target: the shardings of the tensors that it gives, by name.
         problem: why it can't take part, in words; None if it can.
-        digests: of the values of plain sources and of pieces: for each name, its boxes with their digests. By them
-            ranks see that replicas are equal.
         tied: the names of its targets that are one block of memory.
         options: as it gave them; None of a rank that can't take part.
         gives_nothing: whether it gave None in place of both trees.
         checkpoint: what `Files.as_data` returned for its source, if that is a checkpoint.
-        unlisted: how many pieces it has, if it tells them to planners; 0 if it tells them here, to all ranks.
     """
 
     source: dict[str, Sharding]
     target: dict[str, Sharding]
     problem: str | None = None
-    digests: Mapping[str, Sequence[tuple[Box, str]]] | None = None
     tied: Sequence[tuple[str, ...]] = ()
     options: Options | None = None
     gives_nothing: bool = False
     checkpoint: Data | None = None
-    unlisted: int = 0
 
 
 class Described(NamedTuple):
@@ -122,7 +117,7 @@ class Problem(NamedTuple):
     text: str
 
 
-def describe(source: Any, target: Any, names: Names, place: Place | None = None, most: int | None = None) -> Described:
+def describe(source: Any, target: Any, names: Names, place: Place | None = None) -> Described:
     """Read both trees of this rank, and describe their tensors. With a checkpoint as the source, read the headers of
     its files.
 
@@ -156,23 +151,7 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None,
         # Of targets alone: sources that share memory are only read.
         shared = Shared.of({}, dict(enumerate(targets)))
         problem = "; ".join(shared_targets(shared))
-        piece_count = sum([len(t.pieces) for side in sides for t in side.values() if isinstance(t, Pieces)])
-        unlisted = piece_count if most is not None and piece_count > most else 0
-        digested = (Plain,) if unlisted else (Plain, Pieces)
-        # Of these the values are read now, of others by runs, before which an offloaded tensor may come back.
-        lacks = [
-            f"the source {name!r} {lack}"
-            for name, given in sides[0].items()
-            if isinstance(given, digested)
-            for piece in (given.pieces if isinstance(given, Pieces) else (given,))
-            if (lack := lack_of_memory(settled(piece._local_tensor))) is not None
-        ]
-        if lacks:
-            return Described(Description(by_side[0], by_side[1], with_paths("; ".join(lacks), paths)), sides)
-        digests = {name: digests_of(given) for name, given in sides[0].items() if isinstance(given, digested)}
-        description = Description(
-            *(by_side[0], by_side[1], problem or None, digests, shared.tied), checkpoint=checkpoint, unlisted=unlisted
-        )
+        description = Description(by_side[0], by_side[1], problem or None, shared.tied, checkpoint=checkpoint)
         return Described(description, sides, files=files, paths=paths)
     except (TypeError, ValueError, RuntimeError, NotPlanned) as error:
         # RuntimeError is torch's own, for instance of a tensor without storage.
@@ -206,8 +185,7 @@ def shared_targets(shared: Shared) -> list[str]:
 
 
 def as_data(description: Description) -> Data:
-    """Turn a description into values that JSON takes. `from_data` turns them back. Pieces are left out if the
-    description says that it tells them to planners (`unlisted`).
+    """Turn a description into values that JSON takes. `from_data` turns them back.
 
     Each mesh stands once, and shardings refer to it by its position: a mesh of 8,192 ranks is long. Tensors with one
     sharding, as 128 experts have that differ in their names alone, share one row.
@@ -217,16 +195,13 @@ def as_data(description: Description) -> Data:
     for side in (description.source, description.target):
         names: dict[Sharding, list[str]] = {}
         for name, sharding in side.items():
-            if not (sharding.pieces and description.unlisted):
-                names.setdefault(sharding, []).append(name)
+            names.setdefault(sharding, []).append(name)
         rows: list[Any] = []
         for (dtype, regions, ranks, device, pieces, _), of_sharding in names.items():
             mesh = meshes.setdefault((ranks, regions.sizes), len(meshes))
             rows.append([of_sharding, dtype, device, mesh, regions.shape, regions.orders, regions.partial, pieces])
         sides.append(rows)
-    # The boxes of the digests are those of the rows, in the same order.
-    digests = {name: [value for _, value in boxes] for name, boxes in (description.digests or {}).items()}
-    data: Data = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
+    data: Data = {"meshes": [*meshes], "problem": description.problem, "tied": description.tied}
     data |= {name: getattr(description, name) for name in AS_THEY_ARE}
     return {**data, **dict(zip(SIDES, sides))}
 
@@ -240,16 +215,9 @@ def from_data(data: Data) -> Description:
         for names, *row in data[side]:
             sides[-1].update(dict.fromkeys(names, _sharding(row, meshes)))
     tied = [tuple(names) for names in data["tied"]]
-    digests = {name: [*zip(_boxes(sides[0][name]), values)] for name, values in data["digests"].items()}
     options = None if data["options"] is None else Options(*data["options"])
     others = {name: data[name] for name in AS_THEY_ARE} | {"options": options}
-    return Description(sides[0], sides[1], data["problem"], digests, tied, **others)
-
-
-def _boxes(sharding: Sharding) -> Sequence[Box]:
-    """Return the boxes that one rank has of a plain tensor, or of its pieces, in the order of its digests."""
-    shape = tuple(sharding.regions.shape)
-    return sharding.pieces[0] if sharding.pieces else [Box((0,) * len(shape), shape)]
+    return Description(sides[0], sides[1], data["problem"], tied, **others)
 
 
 def boxed(digests: Data) -> dict[str, list[tuple[Box, str]]]:

@@ -39,7 +39,7 @@ def make(source: Any, target: Any, group: Group, names: Names, gone: Sequence[in
     transfer = TransferState(agreement, options, sides[0], sides[1], device)
     if agreement.tied:
         _check_tied(transfer, group)
-    if agreement.tensor_count:
+    if agreement.tensors:
         _make_group_and_plan(transfer, meeting)
     return transfer
 
@@ -51,7 +51,7 @@ def _check_tied(transfer: TransferState, group: Group) -> None:
     if agreement.contents is not None:
         check_tied_entries(agreement.tied, agreement.tensors, agreement.contents)
         return
-    locals_, _ = locals_of(transfer.sources, range(len(agreement.moves)))
+    locals_, _ = locals_of(transfer.sources, agreement.own)
     meeting = meeting_of(group, agreement.gone)
     check_tied_targets(meeting, agreement.tied, transfer.sources, locals_, agreement.moves, agreement.paths)
 
@@ -70,7 +70,7 @@ def _make_group_and_plan(transfer: TransferState, meeting: Meeting) -> None:
         group.make(meeting)
         group.member.connect()
         group.enter("planning", False)
-        indices = range(len(agreement.moves))
+        indices = agreement.own
         sources, source_problems = locals_of(transfer.sources, indices)
         targets, target_problems = locals_of(transfer.targets, indices)
         has_problems = bool(source_problems or target_problems)  # of which the first run tells

@@ -26,7 +26,7 @@ from ._planner.memory import Memory, Part
 from .trees import leaves, names_for, with_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import TypeAlias
 
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
@@ -470,11 +470,17 @@ def lack_of_memory(local: torch.Tensor, needed: int | None = None) -> str | None
     return f"needs {needed} bytes of storage, and has {size}{freed}"
 
 
-def digests_of(given: Given) -> list[tuple[Box, str]]:
-    """Return each box that this rank gives of a tensor, with the digest of its values. Empty for a DTensor, whose
-    replicas are the program's affair."""
-    parts = given.pieces if isinstance(given, Pieces) else () if isinstance(given, DTensor) else (given,)
-    return [(part.shape_and_box[1], digest(part._local_tensor)) for part in parts]
+def digests_of(name: str, given: Given, boxes: Collection[Box]) -> list[tuple[Box, str]]:
+    """Return those of these boxes that this rank gives of a source, each with the digest of its values. Empty for a
+    DTensor, whose replicas are the program's affair."""
+    digests = []
+    for part in given.pieces if isinstance(given, Pieces) else () if isinstance(given, DTensor) else (given,):
+        if (box := part.shape_and_box[1]) in boxes:
+            lack = lack_of_memory(settled(part._local_tensor))
+            if lack is not None:
+                raise ValueError(f"the source {name!r} {lack}")
+            digests.append((box, digest(part._local_tensor)))
+    return digests
 
 
 DIGESTED = 1 << 16  # words of 8 bytes that are hashed at a time, so that intermediate results stay in the cache

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..distributed._mesh.text import of_ranks
-from .descriptions import SIDES, Description, Problem
+from .descriptions import SIDES, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,29 +14,28 @@ if TYPE_CHECKING:
     from ..distributed.tensor._planner.boxes import Box
     from .checkpoint import Contents
     from .descriptions import Tensor
+    from .sharding import Sharding
 
     Digests = Mapping[str, Sequence[tuple[Box, str]]]  # by name, boxes of a tensor with the digests of their values
 
 
 def replica_problems(
-    descriptions: Sequence[tuple[Description, list[int]]],
-    known: Sequence[Problem] = (),
-    on_meshes: Collection[str] = (),
+    digests: Mapping[int, Digests], sources: Mapping[str, Sharding], on_meshes: Collection[str] = ()
 ) -> list[Problem]:
     """Find plain sources, pieces of equal boxes, and replicas of DTensors, whose digests differ between ranks. Empty if
     none do."""
     by_box: dict[tuple[str, Box], dict[str, list[int]]] = {}
-    for description, ranks in descriptions:
-        for name, digests in (description.digests or {}).items():
-            for box, value in digests:
-                by_box.setdefault((name, box), {}).setdefault(value, []).extend(ranks)
-    problems, wrong = [], {problem.name for problem in known}
+    for rank, of_rank in sorted(digests.items()):
+        for name, boxes in of_rank.items():
+            for box, value in boxes:
+                by_box.setdefault((name, box), {}).setdefault(value, []).append(rank)
+    problems = []
     # In order of name and box, so that all ranks name the same problems first.
     for (name, box), values in sorted(by_box.items()):
-        if len(values) == 1 or name in wrong:
+        if len(values) == 1:
             continue
         on = f"on {', another on '.join([of_ranks(sorted(ranks)) for ranks in values.values()])}"
-        if any(description.source[name].pieces for description, _ in descriptions if name in description.source):
+        if sources[name].pieces:
             at = f"has pieces of shape {box.length} that start at {box.start}"
             text = f"the source {name!r} {at}, with one value {on}"
         elif name in on_meshes:
@@ -45,7 +44,7 @@ def replica_problems(
                 f"{box.start} has one value {on}: the replicas have drifted apart, so make them equal first, as a "
                 "broadcast from one of them does"
             )
-        elif any(description.source[name].meshes > 1 for description, _ in descriptions if name in description.source):
+        elif sources[name].meshes > 1:
             text = (
                 f"the source {name!r} lies on several meshes, which are replicas then, and its part of shape "
                 f"{box.length} that starts at {box.start} has one value {on}: give what differs, as experts do, other "

@@ -8,10 +8,9 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from .descriptions import Description, boxed
+from .descriptions import boxed
 from .pieces import digest
 from .replicas import replica_problems, tied_problems
-from .sharding import replicated_sharding
 from .trees import with_paths
 
 if TYPE_CHECKING:
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from .blocks import Locals
     from .bound_tensors import BoundTensor
     from .tensor_moves import TensorMove
-
-# Stands for the source's sharding on a rank that doesn't know it: another rank said that the tensor is in pieces.
-_SOME_PIECES = replicated_sharding("uint8", (), (), "cpu")._replace(pieces=((),))
 
 
 def source_digests(
@@ -73,13 +69,10 @@ def replica_problems_now(
         lambda source: source.name in asked or (are_all_asked and source.box is not None),
     )
     on_mesh, by_group = _of_replicas_on_a_mesh(sources, locals_, moves, asked) if are_all_asked else ({}, {})
-    shardings = {tensor.name: tensor.source for tensor in agreement.tensors}
-    # Where planners planned, a rank has only its own tensors in `tensors`, and can't tell pieces of another from plain.
-    reports = team.gather_data([own, [name for name in own if shardings[name].pieces], by_group])
-    digests = {rank: boxed(of_rank) for rank, (of_rank, *_) in sorted(reports.items())}
-    shardings |= {name: _SOME_PIECES for _, names, _ in reports.values() for name in names}
+    reports = team.gather_data([own, by_group])
+    digests = {rank: boxed(of_rank) for rank, (of_rank, _) in sorted(reports.items())}
     seen: dict[str, set[str]] = {}
-    for *_, groups_of_rank in reports.values():
+    for _, groups_of_rank in reports.values():
         for group, value in groups_of_rank.items():
             seen.setdefault(group, set()).add(value)
     drifted = {group for group, values in seen.items() if len(values) > 1}
@@ -91,8 +84,7 @@ def replica_problems_now(
             on_meshes |= of_rank.keys()
     moved = {name for of_rank in digests.values() for name in of_rank}  # as all ranks see it
     groups = [names for names in tied if moved.issuperset(names)]
-    descriptions = [(Description(shardings, {}, None, of_rank), [rank]) for rank, of_rank in digests.items()]
-    problems = replica_problems(descriptions, on_meshes=on_meshes)
+    problems = replica_problems(digests, {tensor.name: tensor.source for tensor in agreement.tensors}, on_meshes)
     return [problem.text for problem in problems] + tied_problems(groups, digests)
 
 

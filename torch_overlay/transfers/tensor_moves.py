@@ -1,7 +1,6 @@
 """`TensorMove`: one tensor, or one pair of its pieces, from source to target. All ranks list the moves in one order.
 
-Three functions list the moves: of tensors that all ranks know (`moves_of`), of tensors in pieces that planners planned
-(`moves_from_planners`), and of a checkpoint (`moves_of_checkpoint`).
+Two functions list the moves: of tensors (`moves_of`), and of a checkpoint (`moves_of_checkpoint`).
 """
 
 from __future__ import annotations
@@ -15,20 +14,23 @@ from ._planner.piece_moves import Pieced, PieceMove
 from ._planner.routes import Move
 from ._planner.sides import Ranks, Side
 from .checkpoint import Local
-from .comparison import UNCOVERED, raise_if_any, uncovered_text
-from .planner_ranks import numbers_of
+from .comparison import raise_if_any
 from .relays import NO_RELAY, Passing, end_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ..distributed.tensor._planner.boxes import Box
     from ._planner.relay import Relay
     from ._planner.schedule import AnyMove
     from .checkpoint import Contents, Part
     from .descriptions import Tensor
-    from .planner_ranks import Answers, Others, Verdict
     from .sharding import Sharding
+
+    Pair = tuple[tuple[int, int], AnyMove, int]  # numbers of pieces, the move, the round
+
+
+UNCOVERED = "The source of a transfer isn't whole"
 
 
 class TensorMove(NamedTuple):
@@ -54,44 +56,81 @@ def moves_of(
 ) -> list[TensorMove]:
     """List the moves of these tensors, those of one tensor together; the same list on every rank."""
     ranks_of_mesh: dict[Any, Ranks] = {}
-    moves, problems = [], []
+    # Tensors that all ranks describe alike have the same shardings, as objects.
+    planned: dict[tuple[int, int, tuple[Passing, ...]], tuple[bool, list[Pair]]] = {}
+    moves: list[TensorMove] = []
+    problems: list[str | None] = []
     for tensor in tensors:
-        is_in_pieces = tensor.source.pieces or tensor.target.pieces
-        if is_in_pieces:
-            problems.append(uncovered_text(tensor, _pieced(tensor.source, tensor.target, gone, None, None)))
-        members = tensor.source.ranks + tensor.target.ranks
-        for number, slab, relay in relays.get(tensor.name, NO_RELAY):
-            # A tensor with a relay moves as pieces even between meshes: stripes are no shards of a mesh.
-            if relay is None and slab is None and not is_in_pieces:
-                moves.append(TensorMove(tensor, (0, 0), _mesh_move(tensor, ranks_of_mesh), number))
-                continue
-            pieces = _pieced(tensor.source, tensor.target, gone, relay, slab)
-            for numbers in numbers_of(tensor, pieces):
-                move = PieceMove(pieces, numbers, tensor.wire.itemsize, members)
-                moves.append(TensorMove(tensor, numbers, move, number))
+        passings = tuple(relays.get(tensor.name, NO_RELAY))
+        key = id(tensor.source), id(tensor.target), passings
+        if key not in planned:
+            is_covered = uncovered_text(tensor, gone) is None
+            planned[key] = is_covered, [*_pairs(tensor, gone, passings, ranks_of_mesh)] if is_covered else []
+        is_covered, pairs = planned[key]
+        if not is_covered:
+            problems.append(uncovered_text(tensor, gone))
+        moves += [TensorMove(tensor, numbers, move, round_) for numbers, move, round_ in pairs]
     raise_if_any([problem for problem in problems if problem is not None], why=UNCOVERED)
     return moves
 
 
-def moves_from_planners(
-    moves: Sequence[TensorMove], answers: Answers, pieces: Sequence[Mapping[str, Sharding]], beside: Others, rank: int
-) -> list[TensorMove]:
-    """List the moves of a rank that asked planners. It knows the moves in which it has a part, and those of meshes."""
-    planned = answers.moves(pieces, beside.shardings, rank)
-    own = [TensorMove(tensor, numbers, move) for tensor, pairs in planned for numbers, move in pairs]
-    return sorted([*moves, *own], key=lambda each: (each.tensor.name, each.numbers))
+def _pairs(
+    tensor: Tensor, gone: frozenset[int], passings: Sequence[Passing], ranks_of_mesh: dict[Any, Ranks]
+) -> Iterator[Pair]:
+    """Yield the numbers, the move and the round of each pair of pieces of a tensor."""
+    members = tensor.source.ranks + tensor.target.ranks
+    for number, slab, relay in passings:
+        # A tensor with a relay moves as pieces even between meshes: stripes are no shards of a mesh.
+        if relay is None and slab is None and not (tensor.source.pieces or tensor.target.pieces):
+            yield (0, 0), _mesh_move(tensor, ranks_of_mesh), number
+            continue
+        pieces = _pieced(tensor.source, tensor.target, gone, relay, slab)
+        for numbers in _numbers_of(tensor, pieces):
+            yield numbers, PieceMove(pieces, numbers, tensor.wire.itemsize, members), number
+
+
+def own_moves(moves: Sequence[TensorMove], rank: int) -> list[int]:
+    """Return the indices of the moves that a rank needs for its plans: of tensors in pieces, those of which it has some
+    part; and all others, by which ranks compute how much each replica on a mesh sends."""
+    is_own: dict[tuple[int, int], bool] = {}
+    own = []
+    for index, (tensor, _, move, *_) in enumerate(moves):
+        key = id(tensor.source), id(tensor.target)
+        if key not in is_own:
+            is_own[key] = isinstance(move, Move) or rank in move.members
+        if is_own[key]:
+            own.append(index)
+    return own
+
+
+def uncovered_text(tensor: Tensor, gone: frozenset[int]) -> str | None:
+    """Say which box of a tensor the pieces of its source leave out, in words; None if they cover it."""
+    missing = _pieced(*tensor.sides, gone, None, None).missing() if tensor.source.pieces else None
+    if missing is None:
+        return None
+    return (
+        f"the pieces of {tensor.name!r}, of shape {tuple(tensor.source.regions.shape)}, leave out what starts at "
+        f"{missing.start} and has shape {missing.length}"
+    )
+
+
+def _numbers_of(tensor: Tensor, pieces: Pieced) -> list[tuple[int, int]]:
+    """Return the pairs of piece numbers of a tensor between which elements may move. (0, 0) is always there."""
+    if not (tensor.source.pieces and tensor.target.pieces):
+        # A side on a mesh has one piece, which may meet each of the other side's.
+        source_numbers, target_numbers = (range(max(map(len, side.pieces), default=1)) for side in tensor.sides)
+        return [*itertools.product(source_numbers, target_numbers)]
+    return sorted({(0, 0), *pieces.pairs(zip(tensor.target.ranks, tensor.target.pieces))})
 
 
 def moves_of_checkpoint(
     tensors: Sequence[Tensor],
     contents: Contents,
-    room: int,
+    shares: Sequence[Sequence[Sequence[Part]]],
     rank: int,
-    relays_for: Callable[[Sequence[Tensor]], dict[str, list[Passing]]],
-) -> tuple[list[TensorMove], dict[str, list[Passing]]]:
+    relays: Mapping[str, Sequence[Passing]],
+) -> list[TensorMove]:
     """List the moves from a checkpoint, those of a round together; the same on every rank, except for `local`."""
-    shares = contents.shares({tensor.name: tensor.target for tensor in tensors}, room)
-    relays = relays_for(_as_read(tensors, contents, contents.read_boxes(shares)))
     # One tensor of the checkpoint may go to several targets, as tied weights do. It is read once.
     by_entry: dict[int, list[Tensor]] = {}
     for tensor in tensors:
@@ -117,20 +156,20 @@ def moves_of_checkpoint(
                 ((_, _, relay),) = relays.get(tensor.name, NO_RELAY)
                 pieces = _pieced(source, tensor.target, frozenset(), relay, None)
                 members = source.ranks + tensor.target.ranks
-                for piece, target in numbers_of(tensor._replace(source=source), pieces):
+                for piece, target in _numbers_of(tensor._replace(source=source), pieces):
                     move = PieceMove(pieces, (piece, target), tensor.wire.itemsize, members)
                     # Another reader may have more boxes of this tensor than this rank.
                     local = own[piece] if piece < len(own) else None
                     moves.append(TensorMove(tensor, (piece, target), move, number, local))
-    return moves, relays
+    return moves
 
 
-def _as_read(
-    tensors: Iterable[Tensor], contents: Contents, boxes: Mapping[int, Mapping[int, Sequence[Box]]]
+def tensors_as_read(
+    tensors: Iterable[Tensor], contents: Contents, shares: Sequence[Sequence[Sequence[Part]]]
 ) -> list[Tensor]:
     """Return the tensors of a checkpoint with the boxes that each reader reads, in any round, as the source's
     pieces."""
-    as_read = []
+    as_read, boxes = [], contents.read_boxes(shares)
     for tensor in tensors:
         by_reader = boxes.get(contents.numbers[tensor.name], {})
         pieces = tuple([tuple(of_reader) for of_reader in by_reader.values()])
@@ -157,10 +196,10 @@ def _mesh_move(tensor: Tensor, ranks_of_mesh: dict[Any, Ranks]) -> Move:
     return Move(sides[0], sides[1], tensor.wire.itemsize)
 
 
-def check_nothing_is_lost(moves: Sequence[TensorMove], gone: frozenset[int], verdict: Verdict | None) -> None:
+def check_nothing_is_lost(moves: Sequence[TensorMove], gone: frozenset[int]) -> None:
     """Check that ranks that are gone have no target, and that others have all elements of their sources."""
-    lost, wanted = (set[str](), set[str]()) if verdict is None else ({*verdict.lost}, {*verdict.wanted})
-    for tensor, _, move, *_ in moves:
+    lost, wanted = set[str](), set[str]()
+    for tensor, _, move, *_ in moves if gone else ():
         if not gone.isdisjoint(tensor.source.ranks) and move.lost(gone):
             lost.add(tensor.name)
         if not gone.isdisjoint(tensor.target.ranks):

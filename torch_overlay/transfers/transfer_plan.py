@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..rendezvous.group import LISTED
 from ._planner.schedule import ALIGNED, NOTHING, BudgetTooSmall, Flow, Schedule
 from .bound_tensors import size_of
 from .changes import ChangesOnly
@@ -72,11 +71,6 @@ def budget_of_checkpoint(needed: int) -> int:
 
 def flow_of(agreement: Agreement) -> Flow:
     """Compute what all ranks send to one another."""
-    if agreement.verdict is not None:
-        raise ValueError(
-            f"No rank knows what all ranks of a Transfer of more than {LISTED} pieces send to one another. Its "
-            "traffic says what each of them sends and gets in all."
-        )
     flow = NOTHING
     indices, is_checkpoint = range(len(agreement.moves)), agreement.contents is not None
     for part in parts_of(agreement.moves, agreement.passed, indices, is_checkpoint):

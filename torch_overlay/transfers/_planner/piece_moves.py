@@ -432,41 +432,6 @@ class PieceMove(NamedTuple):
         return self.pieces.routes_of(rank).get(self.numbers, Routes([], [], []))
 
 
-class PlannedMove:
-    """A `PieceMove` that another rank planned. It knows the part of this rank alone, and has the interface of `Move`.
-
-    Tensors with equal shardings share one object, so that a schedule packs them together.
-
-    Args:
-        held: the box of this rank's piece of the source; None if it has none.
-        wanted: the box of this rank's piece of the target; None if it has none.
-        routes: what this rank sends, receives and keeps.
-        itemsize: the bytes of an element as it travels.
-    """
-
-    members: tuple[int, ...] = ()
-    __slots__ = ("_held", "_routes", "_wanted", "itemsize")
-
-    def __init__(self, held: Box | None, wanted: Box | None, routes: Routes, itemsize: int) -> None:
-        self._held, self._wanted, self._routes, self.itemsize = held, wanted, routes, itemsize
-
-    def held(self, rank: int) -> Box | None:
-        """Return the box of this rank's piece of the source; None if it has none. `rank` is this one."""
-        return self._held
-
-    def wanted(self, rank: int) -> Box | None:
-        """Return the box of this rank's piece of the target; None if it has none. `rank` is this one."""
-        return self._wanted
-
-    def lost(self, gone: frozenset[int]) -> bool:
-        """Return False: the planner has told all ranks of lost elements before."""
-        return False
-
-    def routes(self, rank: int, send_shares: SendShares) -> Routes:
-        """Return what this rank sends, receives and keeps. `rank` is this one; `send_shares` isn't used."""
-        return self._routes
-
-
 def _order(share: Share) -> tuple[tuple[int, ...], int]:
     """Return the key by which both ends sort the shares of a message."""
     return share.box.start, share.first

@@ -26,9 +26,9 @@ from .routes import Move, shares_of_replicas
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from .piece_moves import PieceMove, PlannedMove
+    from .piece_moves import PieceMove
 
-    AnyMove = Move | PieceMove | PlannedMove
+    AnyMove = Move | PieceMove
 
 
 ALIGNED = 16  # each message begins at a multiple of so many bytes: the width of a complex128
