@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 Steps = tuple[Step, ...]
 # The first steps of a plan, and the regions after them. A move does the rest.
 Beginning = tuple[Steps, Regions]
+# A plan, and the dims that the search tried to cut where a reduction ends.
+Searched = tuple[Steps, frozenset[int]]
 
 
 # --- Moves ---
@@ -773,9 +775,8 @@ def plan(
     fastest of those that bring the fewest bytes. If every joint group exists, it has
     one collective at most, or two where a reduction ends.
     """
-    return in_rounds(
-        plan_at_once(source, target, itemsize, groups, cost), itemsize, cost
-    )
+    steps, _ = plan_at_once(source, target, itemsize, groups, cost)
+    return in_rounds(steps, itemsize, cost)
 
 
 def plan_at_once(
@@ -784,31 +785,32 @@ def plan_at_once(
     itemsize: int,
     groups: Iterable[Iterable[int]] | None,
     cost: Cost,
-    tried: set[int] | None = None,
-) -> tuple[Step, ...]:
-    """Return the plan before large steps are split into rounds. The arguments are those
-    of `plan`."""
+) -> Searched:
+    """Return the plan before large steps are split into rounds, and the dims that the
+    search tried to cut. The arguments are those of `plan`."""
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(
             f"no way from {source.shape} on {source.sizes} to {target.shape} on "
             f"{target.sizes}"
         )
     have = Groups.of(groups, source.sizes)
-    return _plan_with_terms(source, target, have, itemsize, cost, tried)
+    new_terms = _new_terms(source, target)
+    if not new_terms:
+        return _reduce_and_move(source, target, have, itemsize, cost)
+    steps = _plan_with_terms(source, target, new_terms, have, itemsize, cost)
+    # Which dims were tried where new terms are made isn't known, so assume all.
+    return steps, frozenset(range(len(source.shape)))
 
 
 def _plan_with_terms(
     source: Regions,
     target: Regions,
+    new_terms: frozenset[int],
     have: Groups,
     itemsize: int,
     cost: Cost,
-    tried: set[int] | None,
-) -> tuple[Step, ...]:
-    """Plan a change in which values may become terms of a pending reduction."""
-    new_terms = _new_terms(source, target)
-    if not new_terms:
-        return _reduce_and_move(source, target, have, itemsize, cost, tried)
+) -> Steps:
+    """Plan a change in which values become terms of a pending reduction."""
     last = _embed_last(source, target, new_terms, have, itemsize, cost)
     first = (
         _embed_first(source, target, new_terms, have, itemsize, cost)
@@ -859,7 +861,7 @@ def _embed_last(
         for old, new in zip(source.orders, target.orders)
     ]
     before_embed = Regions(target.shape, target.sizes, tuple(orders), partial_before)
-    steps = _reduce_and_move(source, before_embed, groups, itemsize, cost)
+    steps, _ = _reduce_and_move(source, before_embed, groups, itemsize, cost)
     return (
         steps
         if before_embed.orders == target.orders
@@ -894,7 +896,8 @@ def _embed_first(
             steps.append(Embed(now, embedded))
             now = embedded
         if new_terms.isdisjoint(now.sharded):
-            return (*steps, *_reduce_and_move(now, target, groups, itemsize, cost))
+            tail, _ = _reduce_and_move(now, target, groups, itemsize, cost)
+            return (*steps, *tail)
         uncovered = now.cut(
             [_until_innermost(order, new_terms) for order in now.orders]
         )
@@ -938,16 +941,15 @@ def _reduce_and_move(
     groups: Groups,
     itemsize: int,
     cost: Cost,
-    tried: set[int] | None = None,
-) -> tuple[Step, ...]:
+) -> Searched:
     """Plan a change that makes no new terms."""
     ended = source.pending - target.pending
     if not ended:
-        return move(source, target, groups, itemsize, cost)
+        return move(source, target, groups, itemsize, cost), frozenset()
     if 0 in source.shape and source.orders != target.orders:
         # There is nothing to reduce. With equal boxes the plan is all-reduces all the
         # same, since compiled code has one pure reduction for all sizes.
-        return (Narrow(source, target),)
+        return (Narrow(source, target),), frozenset()
     ops = {op for axis, op in enumerate(source.partial) if op and axis in ended}
     # A sum and an average mix: all terms are divided by the number of ranks that are
     # averaged, then summed. Dividing first, as NCCL does, keeps the sum of many terms
@@ -960,9 +962,9 @@ def _reduce_and_move(
         )
     reduction = Reduction(source, target, ended, op, groups, itemsize, cost)
     steps = reduction.best()
-    if tried is not None:
-        tried.update(reduction.scatters.tried)
-    return steps if terms == 1 else (Divide(terms), *steps)
+    if terms > 1:
+        steps = (Divide(terms), *steps)
+    return steps, frozenset(reduction.scatters.tried)
 
 
 def _new_terms(source: Regions, target: Regions) -> frozenset[int]:

@@ -89,9 +89,8 @@ def plan_form(
 ) -> Steps | None:
     """Return the plan of the form, with elements of `1 << power` bytes. None if the
     search tried other dims to cut on the way. Raises as `plan` does."""
-    tried: set[int] = set()
-    steps = plan_at_once(
-        on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost, tried
+    steps, tried = plan_at_once(
+        on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost
     )
     return (
         steps if all(before.orders[dim] or after.orders[dim] for dim in tried) else None
@@ -153,8 +152,7 @@ def plan_and_parts(
     """Return the plan without rounds, and for each dim how many parts this plan or one
     that it was chosen from cuts it into; 1 if none cuts it. If all lengths are
     multiples of these parts, all these plans cut evenly. Raises as `plan` does."""
-    tried: set[int] = set()
-    steps = plan_at_once(before, after, itemsize, groups, cost, tried)
+    steps, tried = plan_at_once(before, after, itemsize, groups, cost)
     moving = [step for step in steps if not isinstance(step, Divide)]
     states = [
         before,
@@ -168,10 +166,8 @@ def plan_and_parts(
     ]
     ended = before.pending - after.pending
     if ended:
-        # All axes that take part may cut the result of a reduction on the way. Where
-        # new terms are made, it isn't known which dims were tried, so assume all.
+        # All axes that take part may cut the result of a reduction on the way.
         talking = ended.union(before.sharded, after.sharded, *cutting)
-        tried.update(dims if after.pending - before.pending else ())
         cutting = [
             talking if axes or dim in tried else axes
             for dim, axes in enumerate(cutting)
