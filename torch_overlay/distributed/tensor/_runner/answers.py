@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -59,71 +59,81 @@ def find_answer(
     forced: bool | None,
 ) -> Answer:
     """Return a program for this local tensor, ready to run, or the reason why there is
-    none. A new answer is remembered, and a new plan is logged."""
+    none. A new answer is remembered, and a new plan is logged.
+
+    No other function decides between the two. The reason comes from `why_not`, which
+    reads flags and types at every call; or it is that of a NotPlanned, which reading
+    the placements, planning, looking up groups or comparing shapes may raise.
+    """
     reason = why_not(mesh, source, target, forced, local)
     if reason is not None:
         return Fallback(reason)
-    # In plain eager mode every size is known, so don't look at each.
-    if (
-        type(local) is not torch.Tensor or torch._C._len_torch_dispatch_stack()
-    ) and is_symbolic(source.shape):
-        return _answer_open_sizes(mesh, local, source, target, async_op)
-    answer = find_or_make_answer(
-        Question.of(mesh, source, target, source.shape, local.dtype, async_op), mesh
-    )
-    return _check_local_shape(answer, local)
+    try:
+        return _find_program(mesh, local, source, target, async_op)
+    except NotPlanned as error:
+        return Fallback(str(error))
 
 
-def _answer_open_sizes(
+def _find_program(
     mesh: DeviceMesh,
     local: torch.Tensor,
     source: DTensorSpec,
     target: DTensorSpec,
     async_op: bool,
-) -> Answer:
-    """Return the answer for a tensor some of whose sizes are symbols. Raises as
-    `find_answer` does.
-
-    A pure reduction has one program for all sizes. Any other change is planned for the
-    sizes that the compiler traces with, and guarded: other sizes that pass the guards
-    have the same plan. A rank that knows its sizes makes its plan without guards, so
-    both must agree.
-    """
-    if _only_reduces(source, target):
+) -> Program:
+    """Return the program of `find_answer`, for a change that may be planned."""
+    shape, dtype = source.shape, local.dtype
+    # In plain eager mode every size is known, so don't look at each.
+    eager = type(local) is torch.Tensor and not torch._C._len_torch_dispatch_stack()
+    if eager or not is_symbolic(shape):
+        question = Question.of(mesh, source, target, shape, dtype, async_op)
+        program = _remembered(question, mesh)
+    elif _only_reduces(source, target):
         # All-reduces cut nothing, so any shape gives the same plan. This one is never
         # cut unevenly.
-        any_shape = (math.prod(mesh.shape),) * len(source.shape)
-        return find_or_make_answer(
-            Question.of(mesh, source, target, any_shape, local.dtype, async_op), mesh
+        any_shape = (math.prod(mesh.shape),) * len(shape)
+        question = Question.of(mesh, source, target, any_shape, dtype, async_op)
+        return _remembered(question, mesh)
+    else:
+        traced = tuple(
+            [size if isinstance(size, int) else size.node.hint for size in shape]
         )
-    shape = source.shape
-    traced = tuple(
-        [size if isinstance(size, int) else size.node.hint for size in shape]
-    )
+        question = Question.of(mesh, source, target, traced, dtype, async_op)
+        program = _make_for_open_sizes(question, mesh, shape)
+    if tuple(local.shape) != program.held.length:
+        _refuse_shape(program, local)
+    return program
+
+
+def _make_for_open_sizes(
+    question: Question, mesh: DeviceMesh, shape: Sequence[Any]
+) -> Program:
+    """Make the program for a tensor some of whose sizes are symbols. The question has
+    the sizes that the compiler traces with, or None for those that nobody knows.
+
+    The change is planned for the traced sizes, and guarded: other sizes that pass the
+    guards have the same plan. A rank that knows its sizes makes its plan without
+    guards, so both must agree.
+    """
     # Without a hint there is nothing to plan for. An empty tensor moves nothing, so its
     # plan tells nothing about other sizes.
-    if None in traced or 0 in traced:
-        return Fallback(SYMBOLIC)
-    try:
-        program = make_program(
-            Question.of(mesh, source, target, traced, local.dtype, async_op), mesh
-        )
-        pieces, least, most = guards(
-            program.before,
-            program.after,
-            local.dtype.itemsize,
-            program.at_hand.joint,
-            program.cost,
-        )
-        # Nothing is assumed of an unbacked symbol, whose value nobody knows.
-        if not all(map(guard_or_false, _conditions(shape, pieces, least, most))):
-            return Fallback(SYMBOLIC)
-        tell(program)
-        program = program.on_shape(tuple(map(_multiple, shape, pieces)))
-        program.make_ready(mesh)
-    except NotPlanned as reason:
-        return Fallback(str(reason))
-    return _check_local_shape(program, local)
+    if None in question.shape or 0 in question.shape:
+        raise NotPlanned(SYMBOLIC)
+    program = make_program(question, mesh)
+    pieces, least, most = guards(
+        program.before,
+        program.after,
+        question.dtype.itemsize,
+        program.at_hand.joint,
+        program.cost,
+    )
+    # Nothing is assumed of an unbacked symbol, whose value nobody knows.
+    if not all(map(guard_or_false, _conditions(shape, pieces, least, most))):
+        raise NotPlanned(SYMBOLIC)
+    tell(program)
+    program = program.on_shape(tuple(map(_multiple, shape, pieces)))
+    program.make_ready(mesh)
+    return program
 
 
 def _only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
@@ -178,59 +188,53 @@ def _conditions(
         yield elements <= most // known
 
 
-def find_or_make_answer(question: Question, mesh: DeviceMesh) -> Answer:
-    """Return the remembered answer to a question, or make and remember it. `CACHED`
-    answers are kept; at the next one all are forgotten."""
+def _remembered(question: Question, mesh: DeviceMesh) -> Program:
+    """Return the program for a question. It is made and logged once, and so is the
+    reason if there is none. `CACHED` answers are kept; at the next one all are
+    forgotten."""
     answers = shared_state(mesh).remembered.answers
     answer = answers.get(question)
     if answer is None:
-        answer = _make_answer(question, mesh)
+        try:
+            answer = make_program(question, mesh)
+            tell(answer)
+            _counted["made"] += 1  # overlay only
+            answer.make_ready(mesh)
+        except NotPlanned as error:
+            # Not the error itself: its traceback would keep the mesh alive.
+            answer = Fallback(str(error))
         # Clear all: a program that changes its shapes at every step would otherwise
         # keep every plan. What is still in use is planned again.
         if len(answers) >= CACHED:
             answers.clear()
         answers[question] = answer
+    if isinstance(answer, Fallback):
+        raise NotPlanned(answer.reason)
     return answer
 
 
-def _make_answer(question: Question, mesh: DeviceMesh) -> Answer:
-    """Plan, log the plan and look up its process groups; a Fallback if that isn't
-    possible."""
-    try:
-        program = make_program(question, mesh)
-        tell(program)
-        _counted["made"] += 1  # overlay only
-        program.make_ready(mesh)
-    except NotPlanned as reason:
-        return Fallback(str(reason))
-    return program
+def _refuse_shape(program: Program, local: torch.Tensor) -> NoReturn:
+    """Raise for a local tensor of another shape than its spec says: a NotPlanned if
+    this rank may take the step-by-step path alone, else a ValueError.
 
-
-def _check_local_shape(answer: Answer, local: torch.Tensor) -> Answer:
-    """Return the answer if the local tensor has the shape that its spec says, else a
-    Fallback.
-
-    Falling back on this rank alone is safe only if the other ranks don't wait for it:
-    if the plan has no collective, or if it is the padded all-gather that the
-    step-by-step path runs for uneven shards, too.
+    It may if the other ranks don't wait for it: if the plan has no collective, or if it
+    is the padded all-gather that the step-by-step path runs for uneven shards, too.
     """
-    if isinstance(answer, Fallback) or tuple(local.shape) == answer.held.length:
-        return answer
-    program, question = answer, answer.question
+    question = program.question
     padded = program.in_order and pads_step_by_step(
         program.steps, question, program.held.length, local.shape
     )
-    if collectives(program.steps) and not padded:
-        raise ValueError(
-            f"A local tensor of shape {program.held.length} is expected at "
-            f"{question.site.coordinate} of a mesh of shape "
-            f"{question.sizes}, since the DTensor has shape "
-            f"{tuple(question.shape)} and placements {question.source}; on rank "
-            f"{dist.get_rank()} it has shape {tuple(local.shape)}. Nothing was sent. "
-            "Give DTensor.from_local the true "
-            "global shape= and stride=, or the local tensor that they ask for."
-        )
-    return Fallback("a local tensor of another shape than its spec says")
+    if padded or not collectives(program.steps):
+        raise NotPlanned("a local tensor of another shape than its spec says")
+    raise ValueError(
+        f"A local tensor of shape {program.held.length} is expected at "
+        f"{question.site.coordinate} of a mesh of shape "
+        f"{question.sizes}, since the DTensor has shape "
+        f"{tuple(question.shape)} and placements {question.source}; on rank "
+        f"{dist.get_rank()} it has shape {tuple(local.shape)}. Nothing was sent. "
+        "Give DTensor.from_local the true "
+        "global shape= and stride=, or the local tensor that they ask for."
+    )
 
 
 def forget_answers(_: None = None) -> None:  # overlay only
