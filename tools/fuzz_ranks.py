@@ -171,9 +171,9 @@ class _Rank:
     def counted(self) -> dict[str, int]:
         if self.stock:
             return {}
-        from torch_overlay.distributed.tensor._runner.answers import counters
+        from torch_overlay.report import redistributions
 
-        counts = counters()
+        counts = redistributions()
         del counts["plans in the cache"], counts["collectives that more groups would save"]
         fallbacks: Any = counts.pop("redistributions by torch's own code")
         return {**counts, **{f"torch's own code: {why}": n for why, n in fallbacks.items()}}  # type: ignore[dict-item]

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .show import screen
 from .show.words import counted, fitted, wrapped
@@ -15,11 +15,56 @@ if TYPE_CHECKING:
     from .choices import Choices
     from .show.groups import Listing
 
+# Where redistributions are counted, and the programs that run them remembered.
+_ANSWERS = "torch_overlay.distributed.tensor._runner.answers"
+
+
+def redistributions() -> dict[str, object]:
+    """Return how the redistributions of this process ran; nothing if their code isn't imported. Imports no torch."""
+    answers: Any = sys.modules.get(_ANSWERS)
+    if not hasattr(answers, "counted"):  # also while it is being imported
+        return {}
+    return {
+        "redistributions by plan": answers.counted["planned"],
+        "plans made": answers.counted["made"],
+        "plans in the cache": sum(len(shared.remembered.answers) for shared in list(answers.states)),
+        "collectives that more groups would save": collectives_to_save(),
+        "redistributions by torch's own code": {
+            name.removeprefix("torch: "): n for name, n in sorted(answers.counted.items()) if name.startswith("torch: ")
+        },
+    }
+
+
+def collectives_to_save() -> dict[str, int]:
+    """Return the calls that would make process groups which plans lacked, with the number of collectives that each
+    would have saved so far; the most useful first. Call it if the code of redistributions is imported."""
+    from .distributed._mesh.state import states
+    from .distributed.tensor._planner.cost import collectives
+    from .distributed.tensor._planner.search import flatten_call
+    from .distributed.tensor._planner.sizes import shared_plan
+    from .distributed.tensor._planner.steps import Collective
+    from .distributed.tensor._runner.program import Program
+
+    saved_by_call: collections.Counter[str] = collections.Counter()
+    remembered = [answer for shared in list(states) for answer in list(shared.remembered.answers.values())]
+    for program in remembered:
+        if not isinstance(program, Program) or collectives(program.steps) < 2:
+            continue
+        # Without `groups`, the planner assumes that every group exists.
+        best = shared_plan(program.before, program.after, program.question.dtype.itemsize, cost=program.cost)
+        joint = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]
+        missing = dict.fromkeys(axes for axes in joint if axes not in program.at_hand.joint)
+        saved = (collectives(program.steps) - collectives(best)) * program.runs
+        if saved > 0 and missing:
+            saved_by_call[" and ".join(flatten_call(axes, program.question.site.names) for axes in missing)] += saved
+    return dict(saved_by_call.most_common())
+
+
 # Functions without arguments that return {what is counted: how often}, or their paths ``module:function``. A path is
 # looked up only if its module is imported: asking for the status must import no torch, and start nothing.
 COUNTERS: tuple[str | Callable[[], Mapping[str, object]], ...] = (
     "torch_overlay.distributed._mesh.groups:counters",
-    "torch_overlay.distributed.tensor._runner.answers:counters",
+    "torch_overlay.report:redistributions",
 )
 
 

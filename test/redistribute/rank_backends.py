@@ -65,15 +65,15 @@ class BackendCases:
 
     @needs_package  # which counts
     def test_what_a_backend_has_is_planned(self):
-        from torch_overlay.distributed.tensor._runner.answers import counters
+        from torch_overlay.report import redistributions
 
-        mesh, before = self.few_mesh(), counters()
+        mesh, before = self.few_mesh(), redistributions()
         placed = distribute_tensor(torch.arange(24.0).reshape(8, 3), mesh, (Shard(0), Shard(0)), src_data_rank=None)
         self.assertEqual(placed.full_tensor().flatten().tolist(), list(range(24)))
-        after, planned = counters(), "redistributions by plan"
+        after, planned = redistributions(), "redistributions by plan"
         self.assertEqual(after[planned], before[planned] + 1)
         placed.redistribute(placements=(Shard(0), Shard(1)))
-        self.assertEqual(counters()[planned], after[planned])
+        self.assertEqual(redistributions()[planned], after[planned])
 
     def few_mesh(self):
         if not hasattr(dist.Backend, "FEW"):

@@ -159,14 +159,14 @@ class ShapeCases:
     @needs_package
     def test_an_uneven_strided_shard_is_left_to_torch(self):
         """And is right there, merging being off; the reason is counted."""
-        from torch_overlay.distributed.tensor._runner.answers import counters
+        from torch_overlay.report import redistributions
 
         case = Case(GRID, (("SS", 0, 4), ("S", 0)), (("R",), ("R",)), (10, 3))
-        before = sum(counters()["redistributions by torch's own code"].values())
+        before = sum(redistributions()["redistributions by torch's own code"].values())
         mesh, whole = GRID.make(), torch.arange(30.0).reshape(10, 3)
         there = distribute_tensor(whole, mesh, placed(case.source), src_data_rank=None)
         self.assertEqual(there.redistribute(placements=placed(case.target)).to_local(), whole)
-        self.assertGreater(sum(counters()["redistributions by torch's own code"].values()), before)
+        self.assertGreater(sum(redistributions()["redistributions by torch's own code"].values()), before)
 
     def test_a_short_shard_is_padded_as_on_stock(self):
         """Of 19 columns each rank has three at most. The third has two: torch adds a column of zeros to them, and the

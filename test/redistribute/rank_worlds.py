@@ -30,9 +30,9 @@ def four_ranks():
 
 
 def counted() -> dict:
-    from torch_overlay.distributed.tensor._runner.answers import counters
+    from torch_overlay.report import redistributions
 
-    return counters()
+    return redistributions()
 
 
 class WorldCases:

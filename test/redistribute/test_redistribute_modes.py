@@ -42,9 +42,9 @@ def collectives(mode: CommDebugMode) -> dict[str, int]:
 
 def counted() -> dict:
     """What the overlay counted: (by plan, by torch's own code)."""
-    from torch_overlay.distributed.tensor._runner.answers import counters
+    from torch_overlay.report import redistributions
 
-    found = counters()
+    found = redistributions()
     return {"planned": found["redistributions by plan"], "torch": found["redistributions by torch's own code"]}
 
 
@@ -227,26 +227,27 @@ def test_strided_shards_are_planned_whatever_order_torch_writes_beside_them(mesh
 @needs_package  # which counts
 def test_the_cache_of_plans_is_bounded(mesh, monkeypatch):
     """A full cache is cleared; what its plans did is planned again."""
+    from torch_overlay import report
     from torch_overlay.distributed.tensor._runner import answers as ours
 
     monkeypatch.setattr(ours, "CACHED", 10)
     ours.forget_answers()
     for rows in [*range(2, 32, 2), 2]:
         DTensor.from_local(torch.ones(rows, 3), mesh, (S(0), R), run_check=False).redistribute(placements=(R, R))
-        assert ours.counters()["plans in the cache"] <= 10
+        assert report.redistributions()["plans in the cache"] <= 10
 
 
 @needs_package
 def test_the_overlay_leaves_no_plan_behind():
     import torch_overlay
-    from torch_overlay.distributed.tensor._runner.answers import counters
+    from torch_overlay.report import redistributions
 
     with fake_world(3, 8):
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
         moves(mesh, torch.ones(8, 4))
-        assert counters()["plans in the cache"]
+        assert redistributions()["plans in the cache"]
         torch_overlay.disable()
-        assert not counters()["plans in the cache"]
+        assert not redistributions()["plans in the cache"]
         torch_overlay.enable()
 
 

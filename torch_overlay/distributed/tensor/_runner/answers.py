@@ -21,9 +21,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from ..._mesh.state import Remembered, shared_state, states
 from .._planner.cost import collectives
 from .._planner.regions import NotPlanned
-from .._planner.search import flatten_call
-from .._planner.sizes import guards, shared_plan
-from .._planner.steps import Collective
+from .._planner.sizes import guards
 from .program import Program, make_program, tell
 from .question import SYMBOLIC, Question, is_symbolic, why_not
 from .specs import pads_step_by_step
@@ -198,7 +196,7 @@ def _remembered(question: Question, mesh: DeviceMesh) -> Program:
         try:
             answer = make_program(question, mesh)
             tell(answer)
-            _counted["made"] += 1  # overlay only
+            counted["made"] += 1  # overlay only
             answer.make_ready(mesh)
         except NotPlanned as error:
             # Not the error itself: its traceback would keep the mesh alive.
@@ -243,82 +241,21 @@ def forget_answers(_: None = None) -> None:  # overlay only
         shared.remembered = Remembered()
 
 
-# --- what status() says ---
-
-
-_counted: Counter[str] = Counter()  # overlay only
+# How redistributions of this process ran: by plan, or why by torch's own code.
+counted: Counter[str] = Counter()  # overlay only
 
 
 def count_run() -> None:  # overlay only
-    """Count a redistribution that runs by a program, for `counters`."""
-    _counted["planned"] += 1
+    """Count a redistribution that runs by a program, for `status()`."""
+    counted["planned"] += 1
 
 
 def count_fallback(reason: str) -> None:  # overlay only
-    """Count a redistribution that runs step by step, for `counters`, by its reason."""
-    _counted[f"torch: {_general_reason(reason)}"] += 1
+    """Count a redistribution that runs step by step, for `status()`, by its reason."""
+    counted[f"torch: {_general_reason(reason)}"] += 1
 
 
 def _general_reason(reason: str) -> str:  # overlay only
     """Return a reason without its numbers, shapes and meshes, so that equal causes are
     counted together."""
     return re.sub(r" of DeviceMesh\(.*|\(.*?\)|\d+", "…", reason)
-
-
-def counters() -> dict[str, object]:  # overlay only
-    """Return how the redistributions of this process ran, for `status()`."""
-    fallbacks = {
-        name.removeprefix("torch: "): n
-        for name, n in sorted(_counted.items())
-        if name.startswith("torch: ")
-    }
-    return {
-        "redistributions by plan": _counted["planned"],
-        "plans made": _counted["made"],
-        "plans in the cache": sum(
-            len(shared.remembered.answers) for shared in list(states)
-        ),
-        "collectives that more groups would save": missing_groups(),
-        "redistributions by torch's own code": fallbacks,
-    }
-
-
-def missing_groups() -> dict[str, int]:  # overlay only
-    """Return the calls that would make process groups which plans lacked, with the
-    number of collectives that each would have saved so far; the most useful first."""
-    saved_by_call: Counter[str] = Counter()
-    answers = [
-        answer
-        for shared in list(states)
-        for answer in list(shared.remembered.answers.values())
-    ]
-    programs = [
-        answer
-        for answer in answers
-        if isinstance(answer, Program) and collectives(answer.steps) > 1
-    ]
-    for program in programs:
-        # Without `groups`, the planner assumes that every group exists.
-        best = shared_plan(
-            program.before,
-            program.after,
-            program.question.dtype.itemsize,
-            cost=program.cost,
-        )
-        wanted_axes = [
-            step.axes
-            for step in best
-            if isinstance(step, Collective) and len(step.axes) > 1
-        ]
-        missing_axes = dict.fromkeys(
-            axes for axes in wanted_axes if axes not in program.at_hand.joint
-        )
-        saved = (collectives(program.steps) - collectives(best)) * program.runs
-        if saved > 0 and missing_axes:
-            saved_by_call[
-                " and ".join(
-                    flatten_call(axes, program.question.site.names)
-                    for axes in missing_axes
-                )
-            ] += saved
-    return dict(saved_by_call.most_common())
