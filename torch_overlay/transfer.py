@@ -169,7 +169,7 @@ class Transfer:
     def sent_bytes(self) -> int:
         """With `changes`: the bytes that this rank sent in the last run, of values and positions. Without it, 0: see
         `traffic`."""
-        return self._state.sent_bytes
+        return 0 if self.stats is None or not self._state.options.changes else self.stats.sent_bytes
 
     @property
     def changed(self) -> tuple[int, int]:

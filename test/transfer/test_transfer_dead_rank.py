@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from contextlib import ExitStack
 from datetime import timedelta
@@ -179,49 +180,28 @@ def test_who_dies_at_a_place_is_named(jobs):
             raise RuntimeError(said)
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_wait_that_goes_on_after_connections_were_closed_is_given_up(ends):
+def test_a_wait_that_goes_on_after_connections_were_closed_is_given_up():
     """As gloo's in a rank that was stopped and woke. The group is never freed then: that would wait, too."""
-    from torch_overlay.transfers.exchanges import GIVE_UP, Exchanges
+    import torch
 
-    watch, team, waits = SimpleNamespace(is_cut=False), mock.Mock(is_on_gloo=True), []
+    from torch_overlay.rendezvous.team import Team
+    from torch_overlay.rendezvous.watch import GivenUp
+    from torch_overlay.transfers._planner.schedule import Schedule
+    from torch_overlay.transfers.exchanges import Exchanges, InFlight
 
-    def wait(limit=None):
-        if limit is None:  # only once it has ended: by an error that comes with it
-            raise RuntimeError("it has timed out by itself")
-        waits.append(limit)
-        watch.is_cut = len(waits) > 2
-        raise RuntimeError("Operation timed out!")
-
-    work = SimpleNamespace(wait=wait, is_completed=lambda: ends and len(waits) > 2)
-    with pytest.raises(RuntimeError, match="timed out by itself" if ends else "Operation timed out!"):
-        Exchanges._wait(SimpleNamespace(_watch=watch, team=team), work)
-    assert len(waits) == (3 if ends else 3 + GIVE_UP)
-    assert team.never_free.called != ends
-
-
-class Slow:
-    """A collective that ends just after a wait of some seconds was over, well or badly."""
-
-    def __init__(self, error):
-        self.error, self.is_over = error, False
-
-    def wait(self, timeout=None):
-        if timeout is not None:
-            self.is_over = True
-            raise RuntimeError("Operation timed out!")
-        if self.error is not None:
-            raise self.error
-
-    def is_completed(self):
-        return self.is_over
-
-
-def test_a_collective_that_ends_when_a_wait_is_over_did_not_fail():
-    """On a machine at a load of 250 a run failed that had gone well."""
-    from torch_overlay.transfers.exchanges import Exchanges
-
-    running = SimpleNamespace(_watch=SimpleNamespace(is_cut=False), team=SimpleNamespace(is_on_gloo=True))
-    Exchanges._wait(running, Slow(None))
-    with pytest.raises(RuntimeError, match="a connection broke"):
-        Exchanges._wait(running, Slow(RuntimeError("a connection broke")))
+    team, ended = Team(None, [0, 1], 0, torch.device("cpu")), threading.Event()
+    team.is_on_gloo, team.gives_up = True, lambda: is_cut
+    exchanges = Exchanges(Schedule({}, {}, []), 1, team)
+    exchanges._watch = mock.Mock()
+    running = InFlight(SimpleNamespace(wait=ended.wait), torch.empty(0), torch.empty(0), lambda: None)
+    for is_cut in (False, True):
+        with mock.patch.object(team, "never_free") as never_free:
+            if is_cut:
+                with pytest.raises(GivenUp, match="connections were closed"):
+                    exchanges._await_exchange(0, running, lambda: None)
+            else:
+                threading.Timer(0.5, ended.set).start()
+                exchanges._await_exchange(0, running, lambda: None)
+            assert never_free.called == is_cut
+        ended.clear()
+    ended.set()

@@ -21,7 +21,7 @@ from torch.distributed.tensor import _api
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 from ..distributed._torch import original
-from ..distributed.tensor._chunks import HOOKS, Cut, _runs, strided_chunks, strided_shard_at, strided_write_items
+from ..distributed.tensor._chunks import HOOKS, Cut, cut_runs, strided_chunks, strided_shard_at, strided_write_items
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._runner.specs import read_cuts
 
@@ -107,7 +107,7 @@ def _told_apart(placements: Any, kinds: Any, shape: tuple[int, ...], sizes: tupl
         places = [range(size) if axis in held.orders[dim] else (0,) for axis, size in enumerate(sizes)]
         for coordinate in itertools.product(*places):
             start, own = held.span(dim, coordinate)
-            (runs,) = _runs((shape[dim],), _torchs_cuts(placements, sizes, coordinate, dim))
+            (runs,) = cut_runs((shape[dim],), _torchs_cuts(placements, sizes, coordinate, dim))
             if own != sum([run.length for run in runs]):
                 differ = True
             elif own and (len(runs) > 1 or runs[0].offset != start):
@@ -127,4 +127,4 @@ def _torchs_cuts(placements: Any, sizes: Any, coordinate: Any, dim: int) -> tupl
 
 def _length(length: int, cuts: tuple[Cut, ...]) -> int:
     """Return how much of a dim these cuts leave."""
-    return sum([run.length for run in _runs((length,), cuts)[0]])
+    return sum([run.length for run in cut_runs((length,), cuts)[0]])

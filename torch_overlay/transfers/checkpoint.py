@@ -29,8 +29,7 @@ from ..show.words import counted
 from ._planner.boxes import blocks
 from ._planner.schedule import ALIGNED, aligned
 from ._planner.sides import Ranks
-from .exchanges import GOING, Going, Torn, nothing
-from .stats import added
+from .exchanges import GOING, Going, InTurn, Torn, nothing
 from .tensor_files import Entry
 
 if TYPE_CHECKING:
@@ -319,7 +318,7 @@ def bytes_to_read_into(budget: int) -> int:
     return min(max(budget // 2 // BUFFERS, ALIGNED), READ)
 
 
-class Rounds:
+class Rounds(InTurn):
     """The rounds of a plan. See `AnyExchanges`.
 
     Args:
@@ -333,36 +332,19 @@ class Rounds:
     """
 
     def __init__(self, rounds: Sequence[Round], contents: Contents, files: Files | None, device: torch.device) -> None:
+        super().__init__([step.exchanges for step in rounds])
         self._rounds, self._contents, self._files, self._device = rounds, contents, files, device
-        self.reads, self.written = frozenset[int](), frozenset[int]()
-        self.changed, self.label, self._read_seconds = (0, 0), "", 0.0
-
-    @property
-    def sent_bytes(self) -> int:
-        """The bytes that this rank sent in the last run, in all rounds."""
-        return sum([step.exchanges.sent_bytes for step in self._rounds])
-
-    @property
-    def received_bytes(self) -> int:
-        """The bytes that came to this rank in the last run, in all rounds."""
-        return sum([step.exchanges.received_bytes for step in self._rounds])
+        self._read_seconds = 0.0
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What the last run took, in all rounds; of reading what the run waited for."""
-        return added([{"read": self._read_seconds}, *[step.exchanges.seconds for step in self._rounds]])
-
-    @property
-    def count(self) -> int:
-        """How many exchanges there are in all rounds."""
-        return sum([step.exchanges.count for step in self._rounds])
+        """See `AnyExchanges`; of reading what the run waited for."""
+        return {"read": self._read_seconds, **super().seconds}
 
     @property
     def staging(self) -> int:
-        """The most bytes that buffers take at one time, including those that files are read into."""
-        return min(len(self._rounds), BUFFERS) * self._most + max(
-            [step.exchanges.staging for step in self._rounds], default=0
-        )
+        """See `AnyExchanges`; with the buffers that files are read into."""
+        return min(len(self._rounds), BUFFERS) * self._most + super().staging
 
     @property
     def _most(self) -> int:
@@ -516,11 +498,3 @@ class Rounds:
                 os.close(descriptor)
         except (OSError, RuntimeError) as error:
             raise RuntimeError(f"reading {self._contents.entries[part.entry].name!r}: {error}") from error
-
-    def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
-        """Do nothing: everything is sent whole."""
-
-    def forget(self) -> None:
-        """Let go of kept views, in all rounds."""
-        for step in self._rounds:
-            step.exchanges.forget()

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -26,6 +25,7 @@ from ..rendezvous.watch import interruptibly
 from ._planner.boxes import blocks
 from ._planner.schedule import ROUNDED, BudgetTooSmall, Direct, Large, Load, aligned
 from .blocks import Block, Buffers, Copied, Copies, Views, in_groups, locate_blocks, present
+from .stats import added
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 # save a copy for each rank that gets them: with a least of 1 MB a relay took 1.27 times as long.
 LARGE = Large(least=256 << 10, most=1 << 20)
 IN_FLIGHT = 8  # messages that may be under way through the window
-WAKE = timedelta(seconds=0.5)  # after which a wait in gloo looks whether Ctrl-C was pressed, or connections were closed
-GIVE_UP = 4  # so many times, while a wait in gloo fails by itself after its connections were closed
 TAGS = 1 << 20  # where the tags begin: above those of a program that sends messages in a mesh's group meanwhile
 
 
@@ -306,6 +304,60 @@ class AnyExchanges(Protocol):
         """With `changes`: in the next run, send whole messages to these ranks; to all, if None."""
 
 
+class InTurn:
+    """Exchanges that run one after the other: the rounds of a checkpoint, or the parts of a relay.
+
+    Args:
+        every: in order.
+    """
+
+    def __init__(self, every: Sequence[AnyExchanges]) -> None:
+        self._every = every
+        self.label, self.reads, self.written = "", frozenset[int](), frozenset[int]()
+
+    @property
+    def count(self) -> int:
+        """See `AnyExchanges`."""
+        return sum([each.count for each in self._every])
+
+    @property
+    def staging(self) -> int:
+        """See `AnyExchanges`."""
+        return max([each.staging for each in self._every], default=0)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """See `AnyExchanges`."""
+        return added([each.seconds for each in self._every])
+
+    @property
+    def sent_bytes(self) -> int:
+        """See `AnyExchanges`."""
+        return sum([each.sent_bytes for each in self._every])
+
+    @property
+    def received_bytes(self) -> int:
+        """See `AnyExchanges`."""
+        return sum([each.received_bytes for each in self._every])
+
+    @property
+    def changed(self) -> tuple[int, int]:
+        """See `AnyExchanges`."""
+        counts = [each.changed for each in self._every]
+        return sum([elements for elements, _ in counts]), sum([total for _, total in counts])
+
+    def forget(self) -> None:
+        """See `AnyExchanges`."""
+        for each in self._every:
+            each.forget()
+
+    def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
+        """See `AnyExchanges`."""
+        receivers = None if ranks is None else [*ranks]
+        for each in self._every:
+            each.send_whole_next(receivers)
+
+
 class Exchanges:
     """The exchanges of one schedule on this rank. Made once, run often. See `AnyExchanges`.
 
@@ -458,29 +510,13 @@ class Exchanges:
         return running.came
 
     def _wait(self, work: dist.Work) -> None:
-        """Wait until an all-to-all has ended. On NCCL only the stream waits.
-
-        A rank that was stopped (SIGSTOP) within one, and woke when all others had closed their connections, was seen to
-        wait in gloo for a send that no longer went anywhere, until the group's own timeout, and closing its connections
-        didn't end that. So a wait in gloo is given up some seconds after they were closed, and the group is then never
-        freed, since freeing it would wait, too.
-        """
-        if self._watch is None or not self.team.is_on_gloo:
+        """Wait until an all-to-all has ended. On NCCL only the stream waits."""
+        if self._watch is not None and self.team.is_on_gloo:
+            # It is given up some time after connections were closed. A rank that was stopped (SIGSTOP) within it, and
+            # woke when all others had closed theirs, waited for a send that went nowhere.
+            self.team.wait(work)
+        else:
             work.wait()
-            return
-        times_left = GIVE_UP
-        while True:
-            try:
-                work.wait(WAKE)
-                return
-            except RuntimeError:
-                if work.is_completed():  # it has failed, or it ended just when this wait was over
-                    work.wait()
-                    return
-                if not times_left:
-                    self.team.never_free()
-                    raise
-                times_left -= self._watch.is_cut
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
         """Unpack what exchange `number` received into the targets."""

@@ -11,12 +11,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._planner.piece_moves import Pieced, PieceMove
-from .exchanges import GOING, Going, Torn, nothing
+from .exchanges import GOING, Going, InTurn, Torn, nothing
 from .relays import end_of
-from .stats import added
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ._planner.piece_moves import End
     from ._planner.schedule import AnyMove
@@ -114,7 +113,7 @@ def parts_of(
     return [parts[number] for number in sorted(parts)] or [RunPart([], [], [])]
 
 
-class Parts:
+class Parts(InTurn):
     """Runs the parts of a plan, one after the other. See `AnyExchanges`.
 
     Args:
@@ -122,26 +121,15 @@ class Parts:
     """
 
     def __init__(self, parts: Sequence[tuple[RunPart, AnyExchanges]]) -> None:
+        super().__init__([exchanges for _, exchanges in parts])
         self._parts = parts
-        self._all = [exchanges for _, exchanges in parts]
-        self.label, self.written = "", frozenset[int]()
         read = [part.sources[number] for part, exchanges in parts for number in exchanges.reads]
         self.reads = frozenset([place for is_target, place in read if not is_target])
         # The last part that reads sources. Checkpoints are read there, too, and no tensor of the program is.
         firsts = [number for number, (part, _) in enumerate(parts) if not all(source[0] for source in part.sources)]
         self._last_first = firsts[-1] if firsts else 0
-        for number, exchanges in enumerate(self._all, 1):
+        for number, exchanges in enumerate(self._every, 1):
             exchanges.label = f"part {number} of {len(parts)}, "
-
-    @property
-    def count(self) -> int:
-        """How many exchanges there are in all parts."""
-        return sum([exchanges.count for exchanges in self._all])
-
-    @property
-    def staging(self) -> int:
-        """The most bytes that buffers take at one time in a run."""
-        return max([exchanges.staging for exchanges in self._all])
 
     def run(self, sources: Locals, targets: Locals, going: Going = GOING) -> None:
         """Run all parts. Collective."""
@@ -157,35 +145,3 @@ class Parts:
                 raise
             finally:  # also if it failed: the version counters of the targets that it wrote have to rise
                 self.written |= {part.targets[place] for place in exchanges.written}
-
-    def forget(self) -> None:
-        """Let go of all views, and of what was sent, in all parts."""
-        for exchanges in self._all:
-            exchanges.forget()
-
-    def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
-        """In the next run, send whole messages to these ranks, in all parts."""
-        receivers = None if ranks is None else [*ranks]
-        for exchanges in self._all:
-            exchanges.send_whole_next(receivers)
-
-    @property
-    def sent_bytes(self) -> int:
-        """The bytes that this rank sent in the last run, in all parts."""
-        return sum([exchanges.sent_bytes for exchanges in self._all])
-
-    @property
-    def received_bytes(self) -> int:
-        """The bytes that came to this rank in the last run, in all parts."""
-        return sum([exchanges.received_bytes for exchanges in self._all])
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """What the last run took, in all parts."""
-        return added([exchanges.seconds for exchanges in self._all])
-
-    @property
-    def changed(self) -> tuple[int, int]:
-        """How many elements this rank sent in the last run, and of how many, in all parts."""
-        counts = [exchanges.changed for exchanges in self._all]
-        return sum([elements for elements, _ in counts]), sum([total for _, total in counts])

@@ -53,7 +53,7 @@ def _check_tied(transfer: TransferState, group: Group) -> None:
         return
     locals_, _ = locals_of(transfer.sources, agreement.own)
     meeting = meeting_of(group, agreement.gone)
-    check_tied_targets(meeting, agreement.tied, transfer.sources, locals_, agreement.moves, agreement.paths)
+    check_tied_targets(meeting, agreement, transfer.sources, locals_)
 
 
 def _make_group_and_plan(transfer: TransferState, meeting: Meeting) -> None:

@@ -12,14 +12,15 @@ import itertools
 import operator
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from ..distributed.tensor._planner.boxes import Box, chunk
+from ..distributed.tensor._chunks import Cut, Run, cut_runs
+from ..distributed.tensor._planner.boxes import Box
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._runner.specs import read_cuts
 from ._planner.memory import Memory, Part
@@ -153,14 +154,6 @@ class Chunk(Piece):
         return None if start == self.start else f"is a chunk that begins at {start}, and that began at {self.start}"
 
 
-class Span(NamedTuple):
-    """Consecutive indices along a dim: where they begin in the whole tensor and in the local one, and how many."""
-
-    start: int
-    at: int
-    length: int
-
-
 class Stripe(Chunk):
     """One of the boxes that a rank has of a DTensor with a lone strided shard.
 
@@ -168,16 +161,16 @@ class Stripe(Chunk):
     alone on its dim, rank 0 of 2 has rows 0, 1, 4, 5 of 8. Each run reads the local tensor again.
     """
 
-    def __init__(self, owner: DTensor, name: str, number: int, spans: Sequence[Span]) -> None:
+    def __init__(self, owner: DTensor, name: str, number: int, spans: Sequence[Run]) -> None:
         self.owner, self._name, self._number = owner, name, number
         self.shape, self._spans = tuple(owner.shape), tuple(spans)
-        self.start = tuple([span.start for span in spans])
+        self.start = tuple([span.offset for span in spans])
 
     @property
     def _local_tensor(self) -> torch.Tensor:  # type: ignore[override]
         local = settled(self.owner._local_tensor).detach()
         for dim, span in enumerate(self._spans):
-            local = local.narrow(dim, span.at, span.length)
+            local = local.narrow(dim, span.local_offset, span.length)
         return local
 
     @property
@@ -190,7 +183,7 @@ class Stripe(Chunk):
         return f"lies by {self.owner.placements}, by which this rank has another part than it had"
 
 
-def _spans_of(tensor: DTensor) -> list[list[Span]] | None:
+def _spans_of(tensor: DTensor) -> list[Sequence[Run]] | None:
     """Return the spans that this rank has along each dim of a DTensor with a lone strided shard. None for others, also
     for those that nobody can read: two shards on one dim of which one is strided by no product of the others' sizes."""
     placements, mesh, shape = tensor.placements, tensor.device_mesh, tuple(tensor.shape)
@@ -203,41 +196,26 @@ def _spans_of(tensor: DTensor) -> list[list[Span]] | None:
         return None  # chunks of chunks, as of FSDP2 x TP
     if coordinate is None or not {*map(type, placements)} <= {Replicate, Shard, _StridedShard}:
         return None
-    spans = []
+    spans: list[Sequence[Run]] = []
     for dim, length in enumerate(shape):
         on_dim = tuple([each if getattr(each, "dim", None) == dim else Replicate() for each in placements])
         axes = [axis for axis, each in enumerate(on_dim) if type(each) is not Replicate and sizes[axis] > 1]
         if len(axes) == 1:
             (axis,) = axes
             factor = getattr(placements[axis], "split_factor", 1)
-            spans.append(_cut(length, factor, sizes[axis], coordinate[axis]))
+            runs = cut_runs((length,), (Cut(0, factor, sizes[axis], coordinate[axis]),))[0]
+            spans.append(runs or [Run(0, 0, 0)])
             continue
         try:
             cuts = read_cuts(on_dim, None, len(shape), sizes)
         except NotPlanned:
             return None
         start, own = Regions(shape, sizes, cuts.orders, cuts.partial).span(dim, coordinate)
-        spans.append([Span(start, 0, own)])
+        spans.append([Run(start, 0, own)])
     return spans
 
 
-def _cut(length: int, factor: int, size: int, place: int) -> list[Span]:
-    """Cut a dim into `factor` chunks, and return the chunk `place` of `size` of each of them.
-
-    >>> _cut(8, 2, 2, 0)
-    [Span(start=0, at=0, length=2), Span(start=4, at=2, length=2)]
-    """
-    spans, at = [], 0
-    for part in range(factor):
-        begin, whole = chunk(length, factor, part)
-        start, own = chunk(whole, size, place)
-        if own:
-            spans.append(Span(begin + start, at, own))
-            at += own
-    return spans or [Span(0, 0, 0)]
-
-
-def _stripes(name: str, tensor: DTensor, spans: Sequence[Sequence[Span]]) -> tuple[Stripe, ...]:
+def _stripes(name: str, tensor: DTensor, spans: Sequence[Sequence[Run]]) -> tuple[Stripe, ...]:
     held, needed = tuple(tensor._local_tensor.shape), tuple([sum([span.length for span in each]) for each in spans])
     if held != needed:
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..distributed.tensor._planner.boxes import Box
 from ._planner.boxes import stripes
-from ._planner.piece_moves import Listed, OnMesh, Slab
+from ._planner.piece_moves import End, Listed, OnMesh, clipped
 from ._planner.relay import Relay, Turns
 from ._planner.sides import Ranks, Side
 
@@ -23,13 +23,13 @@ ROUND, MOST_ROUNDS = 8 << 20, 16
 
 
 @lru_cache(maxsize=256)  # the experts of a layer share one sharding, and so one end, whose cells are cut once
-def end_of(sharding: Sharding, slab: Box | None = None) -> Listed | OnMesh | Slab:
+def end_of(sharding: Sharding, slab: Box | None = None) -> End:
     """Return which rank has which boxes of a tensor with this sharding, or of a slab of such a tensor, in the form that
     the planner takes."""
     if slab is not None:
-        return Slab(end_of(sharding), slab)
+        return clipped(end_of(sharding), sharding.ranks, slab)
     if sharding.pieces:
-        return Listed(zip(sharding.ranks, sharding.pieces))
+        return Listed([(rank, enumerate(boxes)) for rank, boxes in zip(sharding.ranks, sharding.pieces)])
     return OnMesh(Side(sharding.regions, Ranks.of(sharding.ranks, sharding.regions.sizes)))
 
 
@@ -69,9 +69,7 @@ def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str], has_rounds: b
             at += slab.elements * itemsize
             relay = None
             if turn is not None:
-                places = (
-                    tuple([(rank, hosts.get(rank, "gone")) for rank in tensor.target.ranks]) if not is_within else ()
-                )
+                places = () if is_within else tuple([hosts.get(rank, "gone") for rank in tensor.target.ranks])
                 relay = _relay(tensor.source, tensor.target, itemsize, turn, places, part)
             relays.setdefault(tensor.name, []).append(Passing(number, part, relay))
     return relays
@@ -89,10 +87,9 @@ def _relay(
     target: Sharding,
     itemsize: int,
     turn: int,
-    places: tuple[tuple[int, str], ...],
+    places: tuple[str, ...],
     slab: Box | None,
 ) -> Relay:
-    """Plan the relay of tensors with these shardings."""
-    is_in_place = not set(source.ranks).isdisjoint(target.ranks)
-    ends = end_of(source, slab), end_of(target, slab)
-    return Relay.of(tuple(source.regions.shape), ends, itemsize, turn, is_in_place, dict(places))
+    """Plan the relay of tensors with these shardings, whose target's ranks are on these hosts."""
+    ends, hosts = (end_of(source, slab), end_of(target, slab)), dict(zip(target.ranks, places))
+    return Relay.of(tuple(source.regions.shape), ends, target.ranks, itemsize, turn, hosts, end_of(target))

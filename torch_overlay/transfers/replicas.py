@@ -60,8 +60,8 @@ def replica_problems(
 
 
 def tied_problems(groups: Iterable[tuple[str, ...]], digests: Mapping[int, Digests]) -> list[str]:
-    """Say which targets are one block of memory although their sources differ, or are cut so that nothing says that
-    they are equal: the last one written would win. Empty if there are none."""
+    """Say which targets are one block of memory although their sources differ: the last one written would win. Empty if
+    there are none."""
     by_name: dict[str, dict[Box, str]] = {}
     for of_rank in digests.values():
         for name, boxes in of_rank.items():
@@ -69,16 +69,11 @@ def tied_problems(groups: Iterable[tuple[str, ...]], digests: Mapping[int, Diges
     problems = []
     for first, *others in groups:
         for other in others:
-            values, other_values = by_name.get(first, {}), by_name.get(other, {})
-            if values == other_values:
-                continue
-            why = "have different values"
-            if values.keys() != other_values.keys():
-                why = "are cut in different ways, so that nothing says that they are equal"
-            problems.append(
-                f"the targets {first!r} and {other!r} are one block of memory, as tied weights are, and their sources "
-                f"{why}: leave one of them out, or tie them at the source, too"
-            )
+            if by_name.get(first, {}) != by_name.get(other, {}):
+                problems.append(
+                    f"the targets {first!r} and {other!r} are one block of memory, as tied weights are, and their "
+                    "sources have different values: leave one of them out, or tie them at the source, too"
+                )
     return problems
 
 

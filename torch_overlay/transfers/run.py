@@ -138,7 +138,7 @@ class TransferState:
         device: of this rank's tensors.
         group, buffers, plans: set when they are made; a rank without a part in the Transfer has none.
         progress: as `Transfer` takes it.
-        version, stats, sent_bytes, changed: of the last run, as `Transfer` has them.
+        version, stats, changed: of the last run, as `Transfer` has them.
         background: the last run in the background.
         last_runs: with `keep`, by the names that were moved.
         seen: the names that were looked at last, where their tensors lay, and what memory they shared.
@@ -157,7 +157,6 @@ class TransferState:
     progress: Callable[[int, int], object] | None = None
     version: int | None = None
     stats: RunStats | None = None
-    sent_bytes: int = 0
     changed: tuple[int, int] = (0, 0)
     background: Running | None = None
     last_runs: dict[tuple[str, ...] | None, LastRun] = field(default_factory=dict)
@@ -455,7 +454,7 @@ class Run:
         transfer.stats = RunStats(decision.version, seconds, ran.count, ran.sent_bytes, ran.received_bytes)
         logger.info("%s: %s", self._called, transfer.stats)
         if transfer.options.changes:
-            transfer.sent_bytes, transfer.changed = ran.sent_bytes, ran.changed
+            transfer.changed = ran.changed
             logger.debug("%s: %s of %s elements changed", self._called, *transfer.changed)
 
     def _send_whole_where_needed(self, plan: Plan, need_whole: frozenset[int]) -> None:

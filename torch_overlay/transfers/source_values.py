@@ -6,8 +6,11 @@ Ranks tell one another digests of the values; `replicas.py` says what they mean.
 from __future__ import annotations
 
 import hashlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ..distributed.tensor._runner.exchange import part as view
+from .checkpoint import boxes_by_rank
 from .descriptions import boxed
 from .pieces import digest
 from .replicas import replica_problems, tied_problems
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from .agreement import Agreement
     from .blocks import Locals
     from .bound_tensors import BoundTensor
+    from .descriptions import Tensor
     from .tensor_moves import TensorMove
 
 
@@ -30,9 +34,10 @@ def source_digests(
     locals_: Locals,
     moves: Sequence[TensorMove],
     is_asked: Callable[[BoundTensor], bool],
+    cut_at: Mapping[str, Sequence[Box]] = MappingProxyType({}),
 ) -> dict[str, list[tuple[Box, str]]]:
     """Read this rank's sources, and return for each name the boxes that it has with the digests of their values. Empty
-    boxes are left out."""
+    boxes are left out. Of the names in `cut_at` these boxes, as far as this rank has them."""
     digests: dict[str, list[tuple[Box, str]]] = {}
     seen = set()  # one piece is the source of several moves if several pieces of the target want some of it
     for source, local, move in zip(sources, locals_, moves):
@@ -40,9 +45,29 @@ def source_digests(
         if source is not None and local is not None and piece not in seen and is_asked(source):
             part = source.part(local)
             if part is not None:
-                digests.setdefault(move.tensor.name, []).append((part.box, digest(local)))
+                name, own = move.tensor.name, part.box
+                inside = [box for box in cut_at.get(name, [own]) if box.meet(own) == box]
+                digests.setdefault(name, []).extend([(box, digest(view(local, box.inside(own)))) for box in inside])
             seen.add(piece)
     return digests
+
+
+def _common_boxes(tensors: Iterable[Tensor], tied: Iterable[tuple[str, ...]]) -> dict[str, list[Box]]:
+    """Return, for tied names whose sources are cut in different ways, boxes that each of them has as a whole on some
+    rank. Their digests say whether the sources are equal."""
+    sources = {tensor.name: tensor.source for tensor in tensors}
+    common: dict[str, list[Box]] = {}
+    for names in tied:
+        cuts = [
+            {box for boxes in boxes_by_rank(sources[name]).values() for box in boxes if box.elements}
+            for name in names
+            if name in sources
+        ]
+        if any(boxes != cuts[0] for boxes in cuts):
+            for boxes in cuts[1:]:
+                cuts[0] = {both for one in cuts[0] for other in boxes if (both := one.meet(other)).elements}
+            common |= dict.fromkeys(names, sorted(cuts[0]))
+    return common
 
 
 def replica_problems_now(
@@ -67,6 +92,7 @@ def replica_problems_now(
         locals_,
         moves,
         lambda source: source.name in asked or (are_all_asked and source.box is not None),
+        _common_boxes(agreement.tensors, tied),
     )
     on_mesh, by_group = _of_replicas_on_a_mesh(sources, locals_, moves, asked) if are_all_asked else ({}, {})
     reports = team.gather_data([own, by_group])
@@ -109,18 +135,13 @@ def _of_replicas_on_a_mesh(
 
 
 def check_tied_targets(
-    meeting: Meeting,
-    tied: Iterable[tuple[str, ...]],
-    sources: Sequence[BoundTensor | None],
-    locals_: Locals,
-    moves: Sequence[TensorMove],
-    paths: Mapping[str, str],
+    meeting: Meeting, agreement: Agreement, sources: Sequence[BoundTensor | None], locals_: Locals
 ) -> None:
     """Check that targets which are one block of memory have sources of equal values. Collective over the meeting."""
-    tied = sorted(tied)
-    tied_names = {name for names in tied for name in names}
-    own = source_digests(sources, locals_, moves, lambda source: source.name in tied_names)
+    tied = sorted(agreement.tied)
+    names, cut_at = {name for names in tied for name in names}, _common_boxes(agreement.tensors, tied)
+    own = source_digests(sources, locals_, agreement.moves, lambda source: source.name in names, cut_at)
     problems = tied_problems(tied, {rank: boxed(of_rank) for rank, of_rank in meeting.say(own).items()})
     if problems:
-        text = with_paths("; ".join(problems), paths)
+        text = with_paths("; ".join(problems), agreement.paths)
         raise ValueError(f"A Transfer can't write to what its target is: {text}.")

@@ -182,7 +182,7 @@ def tensors_as_read(
 def _pieced(source: Sharding, target: Sharding, gone: frozenset[int], relay: Relay | None, slab: Box | None) -> Pieced:
     """Plan a tensor of which a side is in pieces; with a relay, its first hop. Cached by value."""
     to = end_of(target, slab) if relay is None else relay.first
-    return Pieced(tuple(source.regions.shape), end_of(source, slab), to, gone)
+    return Pieced(tuple(source.regions.shape), end_of(source, slab), to, gone, (end_of(source), end_of(target)))
 
 
 def _mesh_move(tensor: Tensor, ranks_of_mesh: dict[Any, Ranks]) -> Move:

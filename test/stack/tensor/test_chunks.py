@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 
-from torch_overlay.distributed.tensor._chunks import Cut, _runs, strided_part
+from torch_overlay.distributed.tensor._chunks import Cut, cut_runs, strided_part
 
 
 class TestStridedRuns(TestCase):
@@ -31,7 +31,7 @@ class TestStridedRuns(TestCase):
             for placement, size, index in zip(placements, sizes, coordinate):
                 held = placement._split_tensor(held, size, with_padding=False, contiguous=False)[0][index]
             cuts = tuple(Cut(0, *cut) for cut in zip(kinds, sizes, coordinate))
-            (runs,) = _runs((length,), cuts)
+            (runs,) = cut_runs((length,), cuts)
             indices = [run.offset + n for run in runs for n in range(run.length)]
             self.assertEqual(indices, held.tolist(), msg=f"{length} rows, {placements} on {sizes} at {coordinate}")
             places = [run.local_offset + n for run in runs for n in range(run.length)]

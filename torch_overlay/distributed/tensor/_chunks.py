@@ -73,7 +73,7 @@ def strided_runs(tensor: DTensor) -> tuple[tuple[Run, ...], ...] | None:
     numbers = (*tensor.shape, *itertools.chain.from_iterable(cuts))
     if any(type(number) is not int for number in numbers):  # one for many ranks
         return None
-    runs = _runs(tuple(tensor.shape), cuts)
+    runs = cut_runs(tuple(tensor.shape), cuts)
     lengths = tuple(sum(run.length for run in of_dim) for of_dim in runs)
     # FSDP2 shards what TP left. Of 9 rows on (4, 2) its last ranks have 0 and 1, where
     # their placements say 1 and 0.
@@ -83,9 +83,11 @@ def strided_runs(tensor: DTensor) -> tuple[tuple[Run, ...], ...] | None:
 
 
 @lru_cache(maxsize=1024)  # a load asks for each chunk that it reads
-def _runs(shape: tuple[int, ...], cuts: tuple[Cut, ...]) -> tuple[tuple[Run, ...], ...]:
+def cut_runs(
+    shape: tuple[int, ...], cuts: tuple[Cut, ...]
+) -> tuple[tuple[Run, ...], ...]:
     """
-    >>> _runs((8,), (Cut(dim=0, split_factor=2, num_chunks=2, coordinate=0),))[0]
+    >>> cut_runs((8,), (Cut(dim=0, split_factor=2, num_chunks=2, coordinate=0),))[0]
     (Run(offset=0, local_offset=0, length=2), Run(offset=4, local_offset=2, length=2))
     """
     runs = [[Run(0, 0, length)] for length in shape]

@@ -4,14 +4,15 @@
 The source's boxes are cut into cells that don't overlap, each with the ranks that hold it. All that is wanted of a cell
 is laid out on a line, part by part, and the holders share the line evenly. A rank isn't sent what it holds itself. A
 sender looks up who wants its cells, a receiver who holds what it wants, and both compute the same shares. Lists of
-boxes (`Listed`) and a mesh (`OnMesh`) answer the same questions, so that each side may be either. Standard library
-only.
+boxes (`Listed`) and a mesh (`OnMesh`) answer the same questions (`End`), so that each side may be either. Standard
+library only.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...distributed.tensor._planner.boxes import Box
 from .boxes import Boxes, grain_of, without
@@ -53,13 +54,11 @@ class Want(NamedTuple):
 
 
 class End(Protocol):
-    """Which rank has which boxes of one tensor: its source, its target, or a state between two hops of a relay.
+    """Which rank holds which boxes of one tensor: its source, its target, or what ranks have between two hops of a
+    relay. A mesh says it by arithmetic (`OnMesh`), anything else is a list (`Listed`).
 
-    All boxes are of the whole tensor.
+    All boxes are of the whole tensor. A rank's boxes lie in its pieces, which have numbers.
     """
-
-    def memory(self, rank: int, number: int) -> Box | None:
-        """Return the box for which a rank's piece of this number has memory; None if it has no such piece."""
 
     def held(self, rank: int) -> Iterable[tuple[int, Box]]:
         """Return the boxes that a rank holds, each with the number of the piece in which it lies."""
@@ -71,79 +70,75 @@ class End(Protocol):
         """Yield the cells that a rank holds, in the order of `cells`."""
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """Yield each piece that meets a box, with the part of the box that it has."""
+        """Yield each box that meets a box, as its piece and the part that it has."""
+
+    def most_replicated(self) -> tuple[int, int]:
+        """Return how many ranks hold the cell that most ranks hold, and the elements of the largest such cell. The
+        number is 1 if no two boxes have an element in common, and at least 2 else."""
 
 
 class Listed:
-    """One side of a tensor whose ranks each list the boxes that they hold. See `End`.
+    """An `End` by a list.
 
     Args:
-        given: pairs of a rank and its boxes in the whole tensor, by the number of the piece. Boxes may overlap and may
-            be empty.
+        given: pairs of a rank and its boxes, each with the number of its piece. Boxes may overlap and may be empty.
     """
 
-    def __init__(self, given: Iterable[tuple[int, tuple[Box, ...]]]) -> None:
-        self._held = dict(given)
-        self._slots = [((rank, number), box) for rank, boxes in self._held.items() for number, box in enumerate(boxes)]
-        self._index = Boxes([box for _, box in self._slots])
-        self._cells: list[Cell] | None = None
-
-    def among(self, ranks: frozenset[int]) -> Listed:
-        """Return the side with these ranks alone."""
-        return Listed([(rank, boxes) for rank, boxes in self._held.items() if rank in ranks])
-
-    def memory(self, rank: int, number: int) -> Box | None:
-        """Return the box of a rank's piece of this number; None if it has no such piece. See `End`."""
-        boxes = self._held.get(rank, ())
-        return boxes[number] if number < len(boxes) else None
+    def __init__(self, given: Iterable[tuple[int, Iterable[tuple[int, Box]]]]) -> None:
+        self._held = {rank: [*boxes] for rank, boxes in given}
 
     def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
-        return enumerate(self._held.get(rank, ()))
+        """See `End`."""
+        return self._held.get(rank, ())
 
-    def _disjoint(self) -> list[Cell]:
-        """Return the cells of this side: boxes that don't overlap, and together cover all that is listed. Computed
-        once.
+    @cached_property
+    def _slots(self) -> list[tuple[Slot, Box]]:
+        return [((rank, number), box) for rank, boxes in self._held.items() for number, box in boxes]
+
+    @cached_property
+    def _index(self) -> Boxes:
+        return Boxes([box for _, box in self._slots])
+
+    @cached_property
+    def _cells(self) -> list[Cell]:
+        """The cells of this side: boxes that don't overlap, and together cover all that is listed.
 
         Equal boxes are one cell, and all their ranks hold it. Where two different boxes overlap, the overlap goes to
         the one that was listed first, and the other is cut around it.
         """
-        if self._cells is None:
-            holders: dict[Box, dict[int, Slot]] = {}
-            for slot, box in self._slots:
-                if box.elements:
-                    # One slot for each rank: a rank that lists a box twice holds it once.
-                    holders.setdefault(box, {}).setdefault(slot[0], slot)
-            different = [*holders]
-            index, self._cells = Boxes(different), []
-            for number, box in enumerate(different):
-                left = [box]
-                for earlier in index.meeting(box):
-                    if earlier < number:
-                        left = without(left, different[earlier])
-                self._cells += [Cell(each, tuple(holders[box].values())) for each in left]
-            self._by_box = Boxes([cell.box for cell in self._cells])
-        return self._cells
+        holders: dict[Box, dict[int, Slot]] = {}
+        for slot, box in self._slots:
+            if box.elements:
+                # One slot for each rank: a rank that lists a box twice holds it once.
+                holders.setdefault(box, {}).setdefault(slot[0], slot)
+        different, cells = [*holders], list[Cell]()
+        index = Boxes(different)
+        for number, box in enumerate(different):
+            left = [box]
+            for earlier in index.meeting(box):
+                if earlier < number:
+                    left = without(left, different[earlier])
+            cells += [Cell(each, tuple(holders[box].values())) for each in left]
+        return cells
+
+    @cached_property
+    def _by_box(self) -> Boxes:
+        return Boxes([cell.box for cell in self._cells])
 
     def cells(self, box: Box) -> Iterator[Cell]:
-        """Yield the cells that meet a box. See `End`."""
-        cells = self._disjoint()
+        """See `End`."""
         for number in self._by_box.meeting(box):
-            yield cells[number]
+            yield self._cells[number]
 
     def cells_of(self, rank: int) -> Iterator[Cell]:
-        """Yield the cells that a rank holds. See `End`."""
-        for cell in self._disjoint():
+        """See `End`."""
+        for cell in self._cells:
             if any(rank == holder for holder, _ in cell.holders):
                 yield cell
 
     def most_replicated(self) -> tuple[int, int]:
-        """Return how many ranks hold the cell that most ranks hold, and the elements of it.
-
-        The number is 1 if no two boxes have an element in common, and at least 2 else. The elements are those of the
-        largest such cell.
-        """
-        cells = self._disjoint()
+        """See `End`."""
+        cells = self._cells
         several = [cell for cell in cells if len(cell.holders) > 1]
         if several:
             most = max(several, key=lambda cell: (len(cell.holders), cell.box.elements))
@@ -152,32 +147,26 @@ class Listed:
         return (1 if is_disjoint else 2), max([cell.box.elements for cell in cells], default=0)
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """Yield each piece that meets a box, with its part of the box. See `End`."""
+        """See `End`."""
         for number in self._index.meeting(box):
             slot, piece = self._slots[number]
             yield slot, piece.meet(box)
 
 
 class OnMesh:
-    """One side that lies on a mesh, in the form of `End`: each rank has one piece, whose number is 0."""
+    """An `End` on a mesh: each rank has one piece, whose number is 0."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
         self._cells: dict[tuple[int, ...], Cell] = {}
 
-    def memory(self, rank: int, number: int) -> Box | None:
-        """Return the box of a rank if `number` is 0; None for any other piece, and for a rank outside of the mesh."""
-        coordinate = self._side.ranks.coordinate(rank)
-        return None if coordinate is None or number else self._side.box(coordinate)
-
     def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
+        """See `End`."""
         coordinate = self._side.ranks.coordinate(rank)
         return () if coordinate is None else ((0, self._side.box(coordinate)),)
 
     def most_replicated(self) -> tuple[int, int]:
-        """Return how many ranks hold each cell, and the elements of the first one. Like `Listed.most_replicated`: on a
-        mesh all cells have as many replicas."""
+        """See `End`. On a mesh all cells have as many replicas."""
         return self._side.replicas, self._side.box(next(iter(self._side.cells()))).elements
 
     def _cell(self, cell: tuple[int, ...]) -> Cell:
@@ -187,60 +176,31 @@ class OnMesh:
         return self._cells[cell]
 
     def cells(self, box: Box) -> Iterator[Cell]:
-        """Yield the cells that meet a box. See `End`."""
+        """See `End`."""
         for cell, _ in self._side.parts(box):
             yield self._cell(cell)
 
     def cells_of(self, rank: int) -> Iterator[Cell]:
-        """Yield the cells that a rank holds. See `End`."""
+        """See `End`."""
         coordinate = self._side.ranks.coordinate(rank)
         if coordinate is not None:
             yield self._cell(self._side.cell(coordinate))
 
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """Yield each piece that meets a box, with its part of the box. See `End`."""
+        """See `End`."""
         for cell, part in self._side.parts(box):
             for rank in self._side.holders(cell):
                 yield (rank, 0), part
 
 
-class Slab:
-    """A box of a side, whose ranks hold nothing else. Their memory is that of their pieces. See `End`."""
-
-    def __init__(self, end: Any, box: Box) -> None:
-        self.end, self.box = end, box
-
-    def memory(self, rank: int, number: int) -> Box | None:
-        """Return the whole box of a rank's piece of this number; None if it has no such piece. See `End`."""
-        return self.end.memory(rank, number)
-
-    def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
-        return [(number, box.meet(self.box)) for number, box in self.end.held(rank)]
-
-    def most_replicated(self) -> tuple[int, int]:
-        """Return how many ranks hold the cell that most ranks hold, and about how many elements of it are here."""
-        ranks, elements = self.end.most_replicated()
-        return ranks, min(elements, self.box.elements)
-
-    def cells(self, box: Box) -> Iterator[Cell]:
-        """Yield the cells that meet a box. See `End`."""
-        return self._cut(self.end.cells(box.meet(self.box)))
-
-    def cells_of(self, rank: int) -> Iterator[Cell]:
-        """Yield the cells that a rank holds. See `End`."""
-        return self._cut(self.end.cells_of(rank))
-
-    def _cut(self, cells: Iterator[Cell]) -> Iterator[Cell]:
-        """Cut cells to the box, and leave out those that are outside."""
-        for box, holders in cells:
-            inside = box.meet(self.box)
-            if inside.elements:
-                yield Cell(inside, holders)
-
-    def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """Yield each piece that meets a box, with its part of the box. See `End`."""
-        return self.end.parts(box.meet(self.box))
+def clipped(end: End, ranks: Iterable[int], box: Box | None = None) -> Listed:
+    """Return what these ranks hold of an end; with a box, of this box of the tensor alone."""
+    return Listed(
+        [
+            (rank, [(number, held if box is None else held.meet(box)) for number, held in end.held(rank)])
+            for rank in ranks
+        ]
+    )
 
 
 class Pieced:
@@ -250,10 +210,19 @@ class Pieced:
         shape: of the tensor.
         source, target: which rank has which boxes.
         gone: ranks that send nothing.
+        memory: for both sides, the pieces in whose memory the boxes lie, where these aren't the pieces.
     """
 
-    def __init__(self, shape: tuple[int, ...], source: End, target: End, gone: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        source: End,
+        target: End,
+        gone: frozenset[int] = frozenset(),
+        memory: tuple[End, End] | None = None,
+    ) -> None:
         self.source, self.target, self._gone = source, target, gone
+        self.memory = memory or (source, target)
         self._whole = Box((0,) * len(shape), shape)
         self._lines: dict[Cell, tuple[tuple[Slot, ...], list[Want], int]] = {}
         self._routes: dict[int, dict[tuple[int, int], Routes]] = {}  # by rank, as `routes_of` returns them
@@ -380,19 +349,13 @@ class Pieced:
 
 
 class WithinHosts:
-    """The hop of a relay that stays within hosts, with the interface of `Pieced`.
+    """The hop of a relay that stays within hosts: for each rank the plan of its host. Used as a `Pieced`."""
 
-    Args:
-        by_rank: for each rank the plan of its host.
-        source, target: which rank has which boxes; here only their memory counts.
-    """
-
-    def __init__(self, by_rank: Mapping[int, Pieced], source: End, target: End) -> None:
-        self._by_rank, self.source, self.target = by_rank, source, target
+    def __init__(self, by_rank: Mapping[int, Pieced], memory: tuple[End, End]) -> None:
+        self._by_rank, self.memory = by_rank, memory
 
     def routes_of(self, rank: int) -> dict[tuple[int, int], Routes]:
-        """Return what a rank sends, receives and keeps, by the numbers of the pieces of the source and the target;
-        empty for a rank of no host. See `Pieced.routes_of`."""
+        """See `Pieced.routes_of`. Empty for a rank of no host."""
         return self._by_rank[rank].routes_of(rank) if rank in self._by_rank else {}
 
 
@@ -415,11 +378,11 @@ class PieceMove(NamedTuple):
 
     def held(self, rank: int) -> Box | None:
         """Return the box of a rank's piece of the source; None if it has no piece of this number."""
-        return self.pieces.source.memory(rank, self.numbers[0])
+        return dict(self.pieces.memory[0].held(rank)).get(self.numbers[0])
 
     def wanted(self, rank: int) -> Box | None:
         """Return the box of a rank's piece of the target; None if it has no piece of this number."""
-        return self.pieces.target.memory(rank, self.numbers[1])
+        return dict(self.pieces.memory[1].held(rank)).get(self.numbers[1])
 
     def lost(self, gone: frozenset[int]) -> bool:
         """True if some element of the tensor is held by nobody but ranks that are gone. False for a hop within

@@ -1,7 +1,7 @@
 """`Relay`: each element leaves the sources once, and ranks that want the same pass it on among themselves.
 
 A relay is a sequence of hops, each planned as a move of pieces (`Pieced`). In the first hop, each element goes to one
-of the ranks that want it: a box that several ranks want is cut into stripes, one for each of them (`Striped`). In the
+of the ranks that want it: a box that several ranks want is cut into stripes, one for each of them (`striped`). In the
 last hop, each rank gets what it lacks from these ranks. Where ranks gave `host=`, a hop in between brings each element
 to one rank of each host, and the last hop stays within the hosts. Start at `Relay.of`. Standard library only.
 """
@@ -10,94 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...distributed.tensor._planner.boxes import Box
 from .boxes import stripes, without
-from .piece_moves import Cell, Listed, OnMesh, Pieced, Slab, WithinHosts
+from .piece_moves import Listed, Pieced, WithinHosts, clipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from ...distributed.tensor._planner.boxes import Box
-    from .piece_moves import End, Slot
+    from .piece_moves import End
 
 STRIPE = 64 << 10  # the least bytes of a stripe: a shorter message costs more than its bytes
-
-
-class Striped:
-    """Which rank has which stripes between two hops: the `End` that is the target of one and the source of the next.
-
-    A cell here is a stripe, and has one holder.
-
-    Args:
-        wanted: which rank wants which boxes in the end.
-        before: which rank has which boxes before the hop. A rank keeps what it wants and has already, and no stripe is
-            made of that.
-        itemsize: the bytes of an element.
-        turn: which of the ranks that want a box gets the first stripe of it, by its place among them.
-        is_in_place: True if a rank may want what it has before the hop.
-    """
-
-    def __init__(self, wanted: End, before: End, itemsize: int, turn: int, is_in_place: bool) -> None:
-        self._wanted, self._before, self._itemsize, self._turn = wanted, before, itemsize, turn
-        self._is_in_place = is_in_place
-        self._shared: dict[Box, list[tuple[Slot, Box]]] = {}
-        self._held: dict[int, list[tuple[int, Box]]] = {}
-
-    def memory(self, rank: int, number: int) -> Box | None:
-        """Return the box of a rank's piece of the target, in whose memory its stripes lie. See `End`."""
-        return self._wanted.memory(rank, number)
-
-    def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
-        if rank not in self._held:
-            boxes = self._held[rank] = []
-            for number, box in self._wanted.held(rank) if self._is_in_place else ():
-                for _, held in self._before.held(rank):
-                    if (part := box.meet(held)).elements:
-                        boxes.append((number, part))
-            for cell in self.cells_of(rank):
-                boxes.append((cell.holders[0][1], cell.box))
-        return self._held[rank]
-
-    def cells(self, box: Box) -> Iterator[Cell]:
-        """Yield the cells that meet a box. See `End`."""
-        for cell in self._wanted.cells(box):
-            for slot, part in self._share(cell):
-                if part.meet(box).elements:
-                    yield Cell(part, (slot,))
-
-    def cells_of(self, rank: int) -> Iterator[Cell]:
-        """Yield the cells that a rank holds. See `End`."""
-        for cell in self._wanted.cells_of(rank):
-            for slot, part in self._share(cell):
-                if slot[0] == rank:
-                    yield Cell(part, (slot,))
-
-    def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """Yield each piece that meets a box, with its part of the box. See `End`."""
-        for cell in self.cells(box):
-            yield cell.holders[0], cell.box.meet(box)
-
-    def _share(self, cell: Cell) -> list[tuple[Slot, Box]]:
-        """Cut a cell into stripes, and choose the rank that holds each stripe after this hop. Remembered for each cell.
-
-        With `is_in_place`, parts that one of the ranks already holds stay with it.
-        """
-        if cell.box not in self._shared:
-            left, shares = [cell.box], []
-            # What some rank has already stays there, and it passes that on.
-            for slot in cell.holders if self._is_in_place else ():
-                for _, held in self._before.held(slot[0]):
-                    in_place = [common for common in (box.meet(held) for box in left) if common.elements]
-                    if in_place:
-                        shares += [(slot, box) for box in in_place]
-                        left = without(left, held)
-            rank_count = len(cell.holders)
-            for box in left:
-                count = stripe_count(box.elements * self._itemsize, rank_count)
-                for number, stripe in enumerate(stripes(box, count)):
-                    shares.append((cell.holders[(self._turn + number) % rank_count], stripe))
-            self._shared[cell.box] = shares
-        return self._shared[cell.box]
 
 
 def stripe_count(size: int, rank_count: int) -> int:
@@ -105,83 +27,39 @@ def stripe_count(size: int, rank_count: int) -> int:
     return min(max(size // STRIPE, 1), rank_count)
 
 
-def among(end: Listed | OnMesh | Slab, ranks: frozenset[int]) -> End:
-    """Return the end with these ranks alone. Cells are cut anew for them."""
-    if isinstance(end, Slab):
-        return Slab(among(end.end, ranks), end.box)
-    # Where listed boxes overlap, the overlap belongs to one of them. That must be one of these ranks, so cells are cut
-    # anew.
-    return end.among(ranks) if isinstance(end, Listed) else Among(end, ranks)
-
-
-class Among:
-    """A side on a mesh with these ranks alone. See `End`."""
-
-    def __init__(self, end: OnMesh, ranks: frozenset[int]) -> None:
-        self._end, self._ranks = end, ranks
-
-    def memory(self, rank: int, number: int) -> Box | None:
-        """Return the box of a rank's piece of this number; None if it has no such piece. See `End`."""
-        return self._end.memory(rank, number) if rank in self._ranks else None
-
-    def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
-        return self._end.held(rank) if rank in self._ranks else ()
-
-    def cells(self, box: Box) -> Iterator[Cell]:
-        """Yield the cells that meet a box. See `End`."""
-        return self._left(self._end.cells(box))
-
-    def cells_of(self, rank: int) -> Iterator[Cell]:
-        """Yield the cells that a rank holds. See `End`."""
-        return self._left(self._end.cells_of(rank)) if rank in self._ranks else iter(())
-
-    def _left(self, cells: Iterable[Cell]) -> Iterator[Cell]:
-        """Yield the cells with those of their holders that are among these ranks, if there are some."""
-        for box, holders in cells:
-            left = tuple([slot for slot in holders if slot[0] in self._ranks])
-            if left:
-                yield Cell(box, left)
-
-    def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """Yield each piece that meets a box, with its part of the box. See `End`."""
-        for slot, part in self._end.parts(box):
-            if slot[0] in self._ranks:
-                yield slot, part
-
-
-class Joined:
-    """An `End` put together from the ends of several disjoint sets of ranks, as of the hosts of a relay.
+def striped(
+    whole: Box, wanted: End, ranks: Iterable[int], before: End, itemsize: int, turn: int, is_in_place: bool
+) -> Listed:
+    """Choose which of the ranks that want a box get which stripes of it in a hop.
 
     Args:
-        by_rank: for each rank the end of its set.
+        whole: the box of the tensor.
+        wanted: which of these ranks wants which boxes in the end.
+        before: which rank has which boxes before the hop. With `is_in_place`, a rank keeps what it wants and has
+            already, passes that on, and nobody sends stripes of it.
+        itemsize: the bytes of an element.
+        turn: which of the ranks that want a box gets the first stripe of it, by its place among them.
     """
-
-    def __init__(self, by_rank: Mapping[int, End]) -> None:
-        self._by_rank = by_rank
-        self._ends = [*{id(end): end for end in by_rank.values()}.values()]
-
-    def memory(self, rank: int, number: int) -> Box | None:
-        """Return the box of a rank's piece of this number; None if it has no such piece. See `End`."""
-        return self._by_rank[rank].memory(rank, number) if rank in self._by_rank else None
-
-    def held(self, rank: int) -> Iterable[tuple[int, Box]]:
-        """Return the boxes that a rank holds, each with the number of its piece. See `End`."""
-        return self._by_rank[rank].held(rank) if rank in self._by_rank else ()
-
-    def cells(self, box: Box) -> Iterator[Cell]:
-        """Yield the cells that meet a box. See `End`."""
-        for end in self._ends:
-            yield from end.cells(box)
-
-    def cells_of(self, rank: int) -> Iterator[Cell]:
-        """Yield the cells that a rank holds. See `End`."""
-        return self._by_rank[rank].cells_of(rank) if rank in self._by_rank else iter(())
-
-    def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
-        """Yield each piece that meets a box, with its part of the box. See `End`."""
-        for end in self._ends:
-            yield from end.parts(box)
+    shares: dict[int, list[tuple[int, Box]]] = {rank: [] for rank in ranks}
+    for box, holders in wanted.cells(whole):
+        left = [box]
+        for rank, number in holders if is_in_place else ():
+            for _, held in before.held(rank):
+                shares[rank] += [(number, common) for part in left if (common := part.meet(held)).elements]
+                left = without(left, held)
+        for part in left:
+            count = stripe_count(part.elements * itemsize, len(holders))
+            for place, stripe in enumerate(stripes(part, count), turn):
+                rank, number = holders[place % len(holders)]
+                shares[rank].append((number, stripe))
+    # What several ranks have in place, only the first of them passes on. The others needn't be sent it.
+    for rank, own in shares.items() if is_in_place else ():
+        for number, box in wanted.held(rank):
+            kept = [common for _, held in before.held(rank) if (common := box.meet(held)).elements]
+            for of_number, share in [*own]:
+                kept = without(kept, share) if of_number == number else kept
+            own += [(number, box) for box in kept]
+    return Listed(shares.items())
 
 
 class Relay(NamedTuple):
@@ -192,35 +70,39 @@ class Relay(NamedTuple):
         hops: the plans of the other hops, in order.
     """
 
-    first: Striped
+    first: Listed
     hops: tuple[Pieced | WithinHosts, ...]
 
     @staticmethod
     def of(
         shape: tuple[int, ...],
-        ends: tuple[End, Listed | OnMesh | Slab],
+        ends: tuple[End, End],
+        ranks: Iterable[int],
         itemsize: int,
         turn: int,
-        is_in_place: bool,
         hosts: Mapping[int, str],
+        memory: End | None = None,
     ) -> Relay:
-        """Plan the hops of one tensor."""
-        source, target = ends
-        first = Striped(target, source, itemsize, turn, is_in_place)
+        """Plan the hops of one tensor, whose target is on these ranks, and lies in the memory of these pieces."""
+        (source, target), ranks, whole = ends, [*ranks], Box((0,) * len(shape), shape)
+        lies_in = memory or target, memory or target
+        is_in_place = any(True for rank in ranks for _ in source.held(rank))
+        first = striped(whole, target, ranks, source, itemsize, turn, is_in_place)
         if not hosts:
-            return Relay(first, (Pieced(shape, first, target),))
+            return Relay(first, (Pieced(shape, first, target, memory=lies_in),))
         by_host: dict[str, list[int]] = {}
-        for rank, host in hosts.items():
-            by_host.setdefault(host, []).append(rank)
-        striped_on_host: dict[int, End] = {}
+        for rank in ranks:
+            by_host.setdefault(hosts[rank], []).append(rank)
+        on_host: list[tuple[int, Iterable[tuple[int, Box]]]] = []
         within_host: dict[int, Pieced] = {}
-        for ranks in by_host.values():
-            wanted = among(target, frozenset(ranks))
+        for of_host in by_host.values():
+            wanted = clipped(target, of_host)
             # After the first hop, a rank of this host may have a stripe of what the host wants. It isn't sent again.
-            striped = Striped(wanted, first, itemsize, turn, True)
-            striped_on_host |= dict.fromkeys(ranks, striped)
-            within_host |= dict.fromkeys(ranks, Pieced(shape, striped, wanted))
-        return Relay(first, (Pieced(shape, first, Joined(striped_on_host)), WithinHosts(within_host, target, target)))
+            stripes_on_host = striped(whole, wanted, of_host, first, itemsize, turn, True)
+            on_host += [(rank, stripes_on_host.held(rank)) for rank in of_host]
+            within_host |= dict.fromkeys(of_host, Pieced(shape, stripes_on_host, wanted, memory=lies_in))
+        across = Pieced(shape, first, Listed(on_host), memory=lies_in)
+        return Relay(first, (across, WithinHosts(within_host, lies_in)))
 
 
 class Turns:
@@ -233,7 +115,7 @@ class Turns:
     def __init__(self) -> None:
         self._loads: dict[int, list[int]] = {}  # for each count of ranks that want a tensor, the bytes that each got
 
-    def next(self, end: Listed | OnMesh | Slab, itemsize: int) -> int | None:
+    def next(self, end: End, itemsize: int) -> int | None:
         """Return the turn of the next tensor, and count the bytes that it gives to ranks: the place, among the ranks
         that want it, of the one with the least so far. None if no two ranks want an element of it, so that it needs no
         relay."""
