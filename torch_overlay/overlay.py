@@ -216,7 +216,7 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
         if not is_on:
             session.begin()
             _set_options(settings)
-            config.build = f"torch {release.name}, torch_overlay {version}"
+            config.versions = {"torch": release.name, "torch_overlay": version}
             _session = session
             if session.waiting:
                 session.hook = AfterImport(list(session.waiting), lambda modules: _arrived(session, modules))
@@ -261,10 +261,6 @@ def _set_options(chosen: choices.Choices) -> None:
     _chosen = chosen
     switches = choices.switches(dataclasses.asdict(chosen))
     vars(config).update(switches, option_names={switch: name for name, switch in choices.SWITCHES.items()})
-    # Ranks with other options than these may wait for one another in the same meshes.
-    usual = choices.switches(dataclasses.asdict(choices.DEFAULT)) | {"mesh_check": chosen.check_mesh}
-    others = config.as_options({name: value for name, value in switches.items() if value != usual[name]})
-    config.chosen = f" with {', '.join(others)}" if others else ""
 
 
 def _arrived(session: Session, modules: list[str]) -> None:

@@ -196,29 +196,24 @@ class TestDefaultGroup(TestCase):
 
 
 class TestCompare(TestCase):
-    """What rank 0 says when the lines of all ranks are in the store."""
+    """What the rank says that reads the lines of all."""
 
-    def _verdict(self, lines: dict[int, str], size: int) -> str:
+    def _verdict(self, *lines: str) -> str:
         store = dist.HashStore()
-        for rank, line in lines.items():
-            store.set(f"mesh/{rank}", line)
-        return compare._verdict(store, "mesh", size, 0.2, compare.MESH)
+        for rank, line in enumerate(lines):
+            store.set(f"mesh_line/{rank}", line)
+        return compare._verdict(compare.who_builds(store, range(len(lines))))
 
     def test_all_the_same(self) -> None:
-        self.assertEqual(self._verdict({0: "(a=2)", 1: "(a=2)"}, 2), "same")
+        self.assertEqual(self._verdict("x=1\n0-1 1 (a=2)", "x=1\n2-3 1 (b=2)\n0-1 2 (a=2)"), "same")
 
     def test_a_rank_that_differs_is_named(self) -> None:
-        said = self._verdict({0: "(a=2)", 1: "(b=2)", 2: "(a=2)"}, 3)
-        self.assertIn("ranks 0, 2 build (a=2); rank 1 builds (b=2)", said)
+        said = self._verdict("x=1\n0-2 1 (a=3)", "x=1\n0-2 1 (b=3)", "x=1\n0-2 1 (a=3)")
+        self.assertIn("ranks 0, 2 build (a=3); rank 1 builds (b=3)", said)
 
-    def test_a_rank_that_does_not_come_is_named(self) -> None:
-        self.assertIn("rank 1 didn't come", self._verdict({0: "(a=2)"}, 2))
-
-    def test_a_store_that_is_gone_is_no_rank_that_did_not_come(self) -> None:
-        store = mock.Mock()
-        store.wait.side_effect = dist.DistNetworkError("gone")
-        with self.assertRaisesRegex(dist.DistNetworkError, "gone"):
-            compare._read(store, "mesh/1", 0.2)
+    def test_a_rank_with_other_settings_is_named(self) -> None:
+        said = self._verdict("x=1\n0-2 1 (a=3)", "x=2\n0-2 1 (a=3)", "x=1\n0-2 1 (a=3)")
+        self.assertIn("with the same settings, and they differ: ranks 0, 2 run x=1; rank 1 runs x=2", said)
 
 
 class TestCompareRanks(MultiThreadedTestCase):
@@ -230,19 +225,15 @@ class TestCompareRanks(MultiThreadedTestCase):
         super().setUp()
         self._spawn_threads()
 
-    def test_every_rank_hears_who_differs(self) -> None:
-        compare._compare("first", "(a=2)", compare.MESH)
-        rank = dist.get_rank()
-        line = f"({'ab'[rank]}=2)"
-        said = rf"0 builds \(a=2\); rank 1 builds \(b=2\)\. This rank, {rank}"
-        with self.assertRaisesRegex(RuntimeError, said):
-            compare._compare("second", line, compare.MESH)
-
     @config.patch(mesh_check=True)
     def test_ranks_that_build_different_meshes_are_told(self) -> None:
-        compare.check_same_mesh(lambda: "(dp=2)")
-        with self.assertRaisesRegex(RuntimeError, r"rank 0 builds \(0\); rank 1 builds \(1\)"):
-            compare.check_same_mesh(lambda: f"({dist.get_rank()})")
+        rank, ranks = dist.get_rank(), RankMap.identity(2)
+        compare.leave_line(lambda: "(dp=2)", ranks)
+        compare.check_same_mesh()
+        compare.leave_line(lambda: f"({'ab'[rank]}=2)", ranks)
+        said = rf"0 builds \(a=2\); rank 1 builds \(b=2\)\. This rank, {rank}, builds \({'ab'[rank]}"
+        with self.assertRaisesRegex(RuntimeError, said):
+            compare.check_same_mesh()
 
 
 class TestMeshCheck(TestCase):
@@ -250,8 +241,8 @@ class TestMeshCheck(TestCase):
         dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
         self.addCleanup(dist.destroy_process_group)
         said = []
-        checking = "torch_overlay.distributed._mesh.groups.check_same_mesh"
-        with mock.patch(checking, lambda describe: said.append(describe())):
+        leaving = "torch_overlay.distributed._mesh.groups.leave_line"
+        with mock.patch(leaving, lambda describe, ranks: said.append(describe())):
             init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
             DeviceMesh("cpu", [3, 2, 1, 0])
         self.assertRegex(said[0], r"^\(dp=2, tp=4\) on cpu over ranks 0 to 7 as .*2.*4.*4.*1")

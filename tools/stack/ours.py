@@ -1,8 +1,8 @@
 """Files of `torch_overlay/distributed` as upstream has them.
 
-They are in upstream's form, so all but two things stays as it is. Lines and definitions that end with
-``# overlay only`` stay here. So does the seam: where our code is torch's own, each of its functions would return its
-first argument, which takes the place of the call.
+They are in upstream's form, so all but three things stays as it is. Lines and definitions that end with
+``# overlay only`` stay here. ``NAME = 1  # upstream: 2`` is ``NAME = 2`` there. And the seam stays here: where our code
+is torch's own, each of its functions would return its first argument, which takes the place of the call.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
+import re
 from dataclasses import dataclass
 
 from .message import ROOT, StackError
@@ -17,6 +18,7 @@ from .source import Edit, Import, Source, bound, edited, imports, read
 
 OURS = ROOT / "torch_overlay" / "distributed"
 HERE_ONLY = "# overlay only"
+_OTHER_VALUE = re.compile(rb"  # upstream: (.*)")
 SEAM = "_torch"
 # The one function of the seam that doesn't return its argument: after NAME = original(module, "function") torch's
 # function goes on under this name.
@@ -39,6 +41,8 @@ def _upstream(text: str, name: str) -> str:
             edits.append((*source.span(node), ""))
         elif isinstance(node, ast.stmt) and source.marked(node, HERE_ONLY):
             edits.append((*source.span(node, headings=True), "\n"))
+        elif isinstance(node, ast.Assign) and (other := _OTHER_VALUE.match(source.data, source.end(node))):
+            edits.append((source.start(node.value), other.end(), other[1].decode()))
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions:
             first = node.args[0]

@@ -21,24 +21,20 @@ mesh_joint_groups: str = "whole"
 mesh_check: bool = False
 plan_redistribution: bool = True
 
-# The release of torch and the version of this package. Ranks compare it, since ranks
-# with different versions would plan differently. `enable` sets it.
-build: str = ""
-# What ranks that don't have the defaults say of their meshes, such as
-# " with flatten='existing'". `enable` sets it.
-chosen: str = ""
+# The release of torch and the version of this package, by their names. Ranks compare
+# them, since ranks with different versions would plan differently. `enable` sets them.
+versions: dict[str, str] = {}
 # The option by which people set each setting, for messages. `enable` sets it.
 option_names: dict[str, str] = {}
 
 
-def as_options(settings: dict[str, Any]) -> list[str]:
-    """Settings in words, by the names of the options. One that people can't set is left
-    out."""
-    return [
-        f"{option_names[name]}={value!r}"
-        for name, value in settings.items()
-        if name in option_names
-    ]
+def as_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """The versions, and the settings that people can set, by the names of the
+    options."""
+    options = {
+        option_names[s]: value for s, value in settings.items() if s in option_names
+    }
+    return versions | options
 
 
 _lock = threading.Lock()

@@ -3,17 +3,17 @@ groups are created if the user asks for it.
 
 A rank that builds another mesh than its peers hangs in the creation of a group, and so
 do they. Start at `leave_line` and `explained`: before it creates groups, each rank
-stores its last meshes, a line for each, in the store of the default group. That is one
-`set` for each mesh, under one key for each rank, which the next one replaces. A rank
-that has waited for `SECONDS` reads the lines of the other ranks and logs a warning if
-they differ. This never raises, and nothing depends on what was read.
+stores its settings and its last meshes, a line for each, in the store of the default
+group. That is one `set` for each mesh, under one key for each rank, which the next one
+replaces. A rank that has waited for `SECONDS` reads the lines of the other ranks and
+logs a warning if they differ. This never raises, and nothing depends on what was read.
 
-`check_same_mesh` compares the lines if the setting ``mesh_check`` is on. Rank 0 reads
-all lines and answers all ranks, so a mismatch is an error on every rank and not a hang.
-It costs each rank five store operations for each mesh, and rank 0 two more for each
-rank. Once for each world, ranks compare their settings in the same way. If all ranks
-came, nothing stays in the store. If some didn't, those who waited leave a count, and a
-later world on this store uses other keys.
+`check_same_mesh` compares the same lines if the setting ``mesh_check`` is on. The rank
+that comes last reads all of them and answers all ranks, so a mismatch is an error on
+every rank and not a hang. If some don't come, the first rank that gives up answers. It
+costs each rank four store operations for each mesh. If all ranks came, only their lines
+stay in the store. If some didn't, a count stays, too, and a later world on this store
+uses other keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 import zlib
 from array import array
 from collections import defaultdict
@@ -48,41 +47,40 @@ SECONDS = 5.0  # how long a rank waits before it reads the lines of others
 SPREAD = 0.001
 MOST = 256  # how many ranks' lines are read
 KEPT = 8  # of how many meshes a rank's lines are stored
-NAME = ""  # begins the warning
-NAME = "torch_overlay: "  # overlay only
-SWITCH = "mesh_check"  # how messages name the setting that compares meshes
-# People set it as an option here. Upstream gets the line above.  # overlay only
-SWITCH = "check_mesh=True, or TORCH_OVERLAY_CHECK_MESH=1,"  # overlay only
-WITHOUT = ""  # what else ranks may do that don't come
-WITHOUT = ", or run without torch_overlay"  # overlay only
+NAME = "torch_overlay: "  # upstream: ""
+# How messages name the setting that compares meshes.
+SWITCH = "check_mesh=True, or TORCH_OVERLAY_CHECK_MESH=1,"  # upstream: "mesh_check"
+WITHOUT = ", or run without torch_overlay"  # upstream: ""
 
 logger = logging.getLogger(__name__)
 
 
 def leave_line(describe: Callable[[], str], rank_map: RankMap) -> None:
     """Store one line about the mesh that this rank is about to build, for other ranks
-    to read, with those about the meshes before it. If the same line comes again, the
-    stored one says how often it came. A failure to store it is ignored. Nothing is
-    stored if there are no other ranks or no store through which they talk."""
+    to read, below its settings and the lines about the meshes before it. A failure to
+    store it is ignored, unless meshes are compared. Nothing is stored if there are no
+    other ranks or no store through which they talk."""
     default_group = distributed_c10d._get_default_group()
     if not _can_wait(default_group):
         return
-    # The line only serves a warning, so a failure here must not stop the mesh.
-    with contextlib.suppress(Exception):
+    # Where the line only serves a warning, a failure here must not stop the mesh.
+    with contextlib.suppress(*([] if get_settings().mesh_check else [Exception])):
         world = current_world()
-        line = describe()
-        line += config.chosen  # overlay only
-        world.lines[line] += 1
-        if world.lines[line] > 1:
-            line = f"{line} for the {_ordinal(world.lines[line])} time"
         home = _home(rank_map)
         world.built[home] += 1
-        before = world.last_lines.split("\n") if world.last_lines else []
-        entry = f"{home} {world.built[home]} {line}"
-        world.last_lines = "\n".join([*before[1 - KEPT :], entry])
+        before = world.last_lines.split("\n")[1:][1 - KEPT :]
+        entry = f"{home} {world.built[home]} {describe()}"
+        world.last_lines = "\n".join([_settings_text(), *before, entry])
         distributed_c10d._world.pg_map[default_group][1].set(
             _line_key(default_group.rank()), world.last_lines
         )
+
+
+def _settings_text() -> str:
+    """The settings that groups and plans depend on beside the meshes."""
+    settings = get_settings()._asdict()
+    settings = config.as_options(settings)  # overlay only
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
 def _home(rank_map: RankMap) -> str:
@@ -103,21 +101,34 @@ class _Meshes(NamedTuple):
         number: that of the last one among its meshes over these ranks, from 1.
         text: of the last one.
         by_number: the texts of its last meshes over the ranks asked for, by number.
+        settings: of the rank.
     """
 
     home: str
     number: int
     text: str
     by_number: dict[int, str]
+    settings: str
 
     @staticmethod
     def of(lines: str, home: str | None = None) -> _Meshes:
         """Read what a rank stored."""
-        entries = [line.split(" ", 2) for line in lines.split("\n")]
+        settings, *meshes = lines.split("\n")
+        entries = [line.split(" ", 2) for line in meshes]
         own, number, text = entries[-1]
         home = own if home is None else home
         by_number = {int(number): text for at, number, text in entries if at == home}
-        return _Meshes(own, int(number), text, by_number)
+        return _Meshes(own, int(number), text, by_number, settings)
+
+    def seen_from(self, other: _Meshes) -> str:
+        """The last mesh, with what else differs from the other's: the settings, or how
+        many meshes came before."""
+        known = other.settings.split(", ")
+        settings = [s for s in self.settings.split(", ") if s not in known]
+        text = self.text
+        if text == other.text and self.number != other.number:
+            text += f", its {_ordinal(self.number)} mesh of these ranks"
+        return f"{text} with {', '.join(settings)}" if settings else text
 
 
 @contextlib.contextmanager
@@ -241,17 +252,19 @@ def _who_builds_what(own: str, ranks_by_lines: dict[str | None, list[int]]) -> s
         reached = max(meshes.by_number, default=0)
         if reached < here.number:
             late += ranks
-        is_ahead = meshes.by_number.get(here.number) == here.text
+        is_ahead = meshes.by_number.get(here.number) == here.text and (
+            meshes.number,
+            meshes.text,
+        ) != (here.number, here.text)
         verb = "went on" if is_ahead else "came last"
-        by_text["" if meshes.text == here.text else f" {verb} to {meshes.text}"] += (
-            ranks
-        )
+        seen = meshes.seen_from(here)
+        by_text["" if seen == here.text else f" {verb} to {seen}"] += ranks
         for number, text in meshes.by_number.items():
             by_number[number][text] += ranks
     parted = min((n for n, texts in by_number.items() if len(texts) > 1), default=None)
     if list(by_text) == [""] and None not in ranks_by_lines and parted is None:
         return ""
-    parts = [_builds(by_text.pop(""), here.text)]
+    parts = [_do("build", by_text.pop(""), here.text)]
     parts += [f"{of_ranks(sorted(ranks))}{text}" for text, ranks in by_text.items()]
     if None in ranks_by_lines:
         parts.append(f"{of_ranks(ranks_by_lines[None])} came to no mesh yet")
@@ -259,7 +272,7 @@ def _who_builds_what(own: str, ranks_by_lines: dict[str | None, list[int]]) -> s
     if parted is not None:
         if parted < max(by_number):
             others = by_number[parted].items()
-            text = "; ".join(_builds(ranks, mesh) for mesh, ranks in others)
+            text = "; ".join(_do("build", ranks, mesh) for mesh, ranks in others)
             said.append(
                 f"They parted at their {_ordinal(parted)} mesh of these ranks: {text}."
             )
@@ -272,9 +285,9 @@ def _who_builds_what(own: str, ranks_by_lines: dict[str | None, list[int]]) -> s
     return " ".join(said)
 
 
-def _builds(ranks: list[int], mesh: str) -> str:
+def _do(verb: str, ranks: list[int], text: str) -> str:
     """ "rank 1 builds (a=2)" """
-    return f"{of_ranks(sorted(ranks))} build{'s' if len(ranks) == 1 else ''} {mesh}"
+    return f"{of_ranks(sorted(ranks))} {verb}{'s' if len(ranks) == 1 else ''} {text}"
 
 
 def _ordinal(number: int) -> str:
@@ -287,97 +300,73 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-class Phrases(NamedTuple):
-    """How an error speaks of the thing that is compared.
-
-    Attributes:
-        all: what all ranks must do.
-        some: the verb for some ranks, which their line follows.
-    """
-
-    all: str
-    some: str
-
-
-MESH = Phrases("build the same mesh", "build")
-PROCESS = Phrases("run with the same settings", "run")
-
-
-def check_same_mesh(describe: Callable[[], str]) -> None:
-    """Compare the meshes that all ranks of the world are about to build. Collective
-    over the world if the setting ``mesh_check`` is on, else it does nothing."""
-    if not get_settings().mesh_check:
-        return
-    default_group = distributed_c10d._get_default_group()
-    if default_group.size() == 1 or distributed_c10d.get_backend(default_group) in (
-        "fake",
-        "mpi",
-    ):
-        return  # no other ranks, or no store through which they talk
-    world = current_world()
-    world.compared += 1  # first: after an error, all ranks must use new keys
-    with explained(lambda: ("compare meshes", range(default_group.size()))):
-        if world.compared == 1:
-            world.left_before = _left_before()
-            _compare(
-                f"mesh_check/{world.left_before}/process", _process_line(), PROCESS
-            )
-        _compare(f"mesh_check/{world.left_before}/{world.compared}", describe(), MESH)
-
-
-def _process_line() -> str:
-    """The settings that groups and plans depend on beside the meshes, as one line."""
-    settings = [f"{name}={value!r}" for name, value in get_settings()._asdict().items()]
-    settings = config.as_options(get_settings()._asdict())  # overlay only
-    settings.insert(0, config.build)  # overlay only
-    return ", ".join(settings)
-
-
-_NOT_ALL = "Not all ranks came"
 _GAVE_UP = "mesh_check/gave_up"
 
 
-def _left_before() -> int:
-    """How often ranks of earlier worlds on this store gave up comparing, and left their
-    lines. All ranks of this world read the same number, since they met after that."""
-    store = distributed_c10d._world.pg_map[distributed_c10d._get_default_group()][1]
-    return store.add(_GAVE_UP, 0) if store.check([_GAVE_UP]) else 0
-
-
-def _compare(prefix: str, line: str, phrases: Phrases) -> None:
-    """Compare one line of each rank through the store. Collective over the world: rank
-    0 reads all lines and stores its verdict, which the others wait for."""
+def check_same_mesh() -> None:
+    """Compare the lines that all ranks left last. Collective over the world if the
+    setting ``mesh_check`` is on, else it does nothing."""
     default_group = distributed_c10d._get_default_group()
+    if not get_settings().mesh_check or not _can_wait(default_group):
+        return
     store = distributed_c10d._world.pg_map[default_group][1]
+    world, ranks = current_world(), range(default_group.size())
+    if world.compared == 0 and store.check([_GAVE_UP]):
+        # Earlier worlds on this store left keys. All ranks of this world read the same
+        # number, since they met after that.
+        world.left_before = store.add(_GAVE_UP, 0)
+    world.compared += 1  # first: after an error, all ranks must use new keys
+    prefix = f"mesh_check/{world.left_before}/{world.compared}"
+    came, left, verdict = (f"{prefix}/{name}" for name in ("came", "left", "verdict"))
     seconds = _timeout_seconds(default_group)
-    store.set(f"{prefix}/{default_group.rank()}", line)
-    verdict: str | None
-    if default_group.rank() == 0:
-        # Rank 0 gives up before the others do, so that its verdict, with the names of
-        # the missing ranks, still reaches them.
-        verdict = _verdict(store, prefix, default_group.size(), 0.8 * seconds, phrases)
-        store.set(f"{prefix}/verdict", verdict)
-        if verdict.startswith(_NOT_ALL):
-            store.add(_GAVE_UP, 1)
-    else:
-        verdict = _read(store, f"{prefix}/verdict", seconds)
-        if verdict is None:
-            store.add(_GAVE_UP, 1)
-            raise RuntimeError(
-                "Ranks compare their meshes before making groups, and rank 0 didn't "
-                f"answer within {seconds:g} s. "
-                f"This rank {phrases.some}s {line}. Ranks that don't answer may have "
-                f"died, or skip this mesh{WITHOUT}."
+    with explained(lambda: ("compare meshes", ranks)):
+        # Of several answers the first one counts.
+        if store.add(came, 1) == len(ranks):
+            store.compare_set(verdict, "", _verdict(who_builds(store, ranks)))
+        try:
+            store.wait([verdict], timedelta(seconds=seconds))
+        except DistNetworkError:
+            raise  # the store is gone
+        except RuntimeError:
+            said = _who_builds_what(world.last_lines, who_builds(store, ranks))
+            said = (
+                f"Not all {len(ranks)} ranks came to compare their meshes within "
+                f"{seconds:g} s. {said}"
+            ).rstrip()
+            if store.compare_set(verdict, "", said).decode() == said:
+                store.add(_GAVE_UP, 1)
+    text = store.get(verdict).decode()
+    # Who leaves last removes the keys.
+    if store.add(left, 1) == len(ranks):
+        for key in (came, left, verdict):
+            store.delete_key(key)
+    if text != _SAME:
+        mesh = _Meshes.of(world.last_lines).text
+        raise RuntimeError(f"{text} This rank, {default_group.rank()}, builds {mesh}.")
+
+
+_SAME = "same"
+
+
+def _verdict(ranks_by_lines: dict[str | None, list[int]]) -> str:
+    """`_SAME`, or a sentence that says which ranks have other settings or meshes."""
+    by_settings: dict[str, list[int]] = defaultdict(list)
+    by_mesh: dict[str, list[int]] = defaultdict(list)
+    for lines, ranks in ranks_by_lines.items():
+        meshes = _Meshes.of(cast("str", lines))
+        by_settings[meshes.settings] += ranks
+        by_mesh[meshes.text] += ranks
+    for by_text, verb, wanted in (
+        (by_settings, "run", "run with the same settings"),
+        (by_mesh, "build", "build the same mesh"),
+    ):
+        if len(by_text) > 1:
+            size = sum(map(len, by_text.values()))
+            differences = "; ".join(
+                _do(verb, ranks, text) for text, ranks in by_text.items()
             )
-    store.delete_key(f"{prefix}/{default_group.rank()}")
-    # Who comes last removes the verdict, which all others have read by then.
-    if store.add(f"{prefix}/left", 1) == default_group.size():
-        store.delete_key(f"{prefix}/verdict")
-        store.delete_key(f"{prefix}/left")
-    if verdict != "same":
-        raise RuntimeError(
-            f"{verdict} This rank, {default_group.rank()}, {phrases.some}s {line}."
-        )
+            return f"All {size} ranks must {wanted}, and they differ: {differences}."
+    return _SAME
 
 
 def _timeout_seconds(world: distributed_c10d.ProcessGroup) -> float:
@@ -390,54 +379,3 @@ def _timeout_seconds(world: distributed_c10d.ProcessGroup) -> float:
         with contextlib.suppress(RuntimeError, AttributeError):
             timeout = min(timeout, world._get_backend(device).options._timeout)
     return max(1.0, timeout.total_seconds())
-
-
-def _read(store: distributed_c10d.Store, key: str, seconds: float) -> str | None:
-    """Return the value at ``key``. Waits for a rank to set it, for this many seconds at
-    most; None if none does."""
-    try:
-        # Out of time: read what is there, but wait for no more.
-        if seconds <= 0 and not store.check([key]):
-            return None
-        store.wait([key], timedelta(seconds=max(0.1, seconds)))
-    except DistNetworkError:
-        raise  # the store is gone, and no later read can succeed
-    except RuntimeError:
-        return None
-    return store.get(key).decode()
-
-
-def _verdict(
-    store: distributed_c10d.Store,
-    prefix: str,
-    size: int,
-    seconds: float,
-    phrases: Phrases,
-) -> str:
-    """ "same" if all ranks left the same line, or else a sentence that says which ranks
-    differ or are missing."""
-    deadline = time.monotonic() + seconds
-    ranks_by_line: dict[str, list[int]] = {}
-    missing: list[int] = []
-    # One deadline for all ranks, not a timeout for each: several missing ranks must not
-    # add up to more than the others wait.
-    for rank in range(size):
-        line = _read(store, f"{prefix}/{rank}", deadline - time.monotonic())
-        if line is None:
-            missing.append(rank)
-        else:
-            ranks_by_line.setdefault(line, []).append(rank)
-    if missing:
-        return (
-            f"{_NOT_ALL}: all {size} ranks must build the same meshes in the same "
-            f"order, and {of_ranks(missing)} "
-            f"didn't come to one within {seconds:g} s. See whether they died or skip "
-            f"it{WITHOUT}."
-        )
-    if len(ranks_by_line) == 1:
-        return "same"
-    differences = "; ".join(
-        f"{of_ranks(ranks)} {phrases.some}{'s' if len(ranks) == 1 else ''} {line}"
-        for line, ranks in ranks_by_line.items()
-    )
-    return f"All {size} ranks must {phrases.all}, and they differ: {differences}."

@@ -161,7 +161,7 @@ def _find_or_make_groups(
     leave_line(
         lambda: _describe(mesh, layout, names, overrides), view_of(mesh).rank_map
     )
-    check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
+    check_same_mesh()
     shared = shared_state(mesh)
     if shared.private is None:
         warn_outside_of_blocks()

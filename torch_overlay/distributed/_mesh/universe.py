@@ -441,8 +441,8 @@ class World:
         compared: how often ranks compared meshes (see `check_same_mesh`).
         left_before: how often ranks gave up comparing, in earlier worlds on the same
             store.
-        last_lines: a line for each of the last meshes of this rank (see `leave_line`).
-        lines: how often it left each line.
+        last_lines: the settings of this rank, and a line for each of its last meshes
+            (see `leave_line`).
         built: how many meshes it built over the same ranks, by a text for them.
     """
 
@@ -451,7 +451,6 @@ class World:
         self.left: dict[Universe, None] = {}
         self.compared, self.left_before = 0, 0
         self.last_lines = ""
-        self.lines: Counter[str] = Counter()
         self.built: Counter[str] = Counter()
         self._private: Counter[RankMap] = Counter()
         self._opened: Counter[RankMap] = Counter()
