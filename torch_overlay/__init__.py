@@ -202,9 +202,9 @@ def explain(
     """Explain what a redistribution does under the overlay, for all ranks. Nothing is sent.
 
     For one DTensor: the plan of ``tensor.redistribute(placements=placements)``, each step with its bytes, an estimate
-    of its time, and why it is there. For a tree, or another mesh: what ``torch_overlay.redistribute(tensors,
-    device_mesh, placements)`` sends. For a `Transfer`: what each `run` sends. The last two say how many exchanges there
-    are, and who sends how many bytes to whom.
+    of its time, and why it is there, beside what stock takes. For a tree, or another mesh: what
+    ``torch_overlay.redistribute(tensors, device_mesh, placements)`` sends. For a `Transfer`: what each `run` sends. The
+    last two say how many exchanges there are, and who sends how many bytes to whom.
 
     Args:
         tensors: a DTensor (or anything with its `_spec`), a tree of them, or a Transfer.

@@ -118,6 +118,21 @@ def test_counts_what_runs(mesh, source, words):
     assert said.plan.collectives == seen.get_total_counts()
 
 
+@pytest.mark.parametrize("words", ["R,R,R", "S1,S0,R", "S0,R,S1", "R,R,S0", "S1,S1,S1"])
+@pytest.mark.parametrize("source", ["S0,S0,S1", "P,S0,R", "P,P,P", "S1,S0,P", "S1,R,S1"])
+@pytest.mark.parametrize("flattened", [[], [("dp", "cp"), ("dp", "cp", "tp")]])
+def test_counts_what_stock_runs(mesh, source, words, flattened):
+    from torch_overlay.show.typed import parse_placements
+
+    for names in flattened:
+        mesh[names]._flatten()
+    given_, target = (tuple(map(to_torch_placement, parse_placements(text, 3))) for text in (source, words))
+    said = torch_overlay.explain(tensor(mesh, given_), words)
+    with CommDebugMode() as seen:
+        tensor(mesh, given_).redistribute(mesh, target)
+    assert (said.stock.collectives if said.stock else 0) == seen.get_total_counts()
+
+
 def test_leaves_torch_as_found(mesh):
     groups = len(dist.distributed_c10d._world.pg_map)
     torch_overlay.explain(tensor(mesh, [Shard(0), Shard(0), Replicate()]), "R,R,R")

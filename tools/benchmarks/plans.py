@@ -7,16 +7,11 @@ sides. Both planners are asked, nothing is sent. Bytes are those that the busies
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
-import math
-import types
-from typing import Any
 
 from .report import Report, Row, Target
 from .sides import OVERLAY, SIDES, STOCK
 
-SIZES = (2, 2, 2)
 MOVES, REDUCTIONS = "moves", "reductions"
 
 
@@ -62,63 +57,13 @@ def counts(source: str, target: str, shape: tuple[int, int], device: str) -> dic
     import torch
 
     from torch_overlay.distributed.tensor._planner.cost import Cost
-    from torch_overlay.show import asked, plans, typed
+    from torch_overlay.show import asked, typed
 
     mesh = typed.parse_mesh("2,2,2", None, None)
-    ends = [typed.parse_placements(text, len(SIZES)) for text in (source, target)]
-    plan = asked.of_words(ends, shape, torch.float32, mesh, None, Cost.of(device)).plan
-    torchs = [tuple(map(plans.to_torch_placement, end)) for end in ends]
-    return {STOCK: _of_stock(*torchs, shape, device), OVERLAY: (plan.collectives, plan.incoming)}
-
-
-def _of_stock(source: tuple, target: tuple, shape: tuple[int, int], device: str) -> tuple[int, int]:
-    """The same of torch's own plan: its planner is asked, and its merging of steps over flattened meshes."""
-    from torch.distributed.tensor import _redistribute as planner
-
-    mesh = _stand_in(device)
-    before, after = (_spec(mesh, end, shape) for end in (source, target))
-    infos = planner._gen_transform_infos_non_cached(before, after)
-    infos = planner._optimize_transform_infos(infos, mesh, source, target)
-    held = math.prod(shape) // math.prod([n for n, placed in zip(SIZES, source) if placed.is_shard()])
-    collectives, elements = 0, 0
-    for info in infos:
-        old, new = info.src_dst_placements
-        ranks = math.prod([SIZES[axis] for axis in getattr(info, "original_mesh_dims", (info.mesh_dim,))])
-        if old.is_partial() and new.is_replicate():
-            gets, after_it = -(-2 * (ranks - 1) * held // ranks), held
-        elif old.is_partial() and new.is_shard():
-            gets, after_it = (ranks - 1) * held // ranks, held // ranks
-        elif old.is_shard() and new.is_replicate():
-            gets, after_it = (ranks - 1) * held, held * ranks
-        elif old.is_shard() and new.is_shard() and device != "cpu":
-            gets, after_it = (ranks - 1) * held // ranks, held
-        elif old.is_shard() and new.is_shard():  # gloo gathers, then each rank keeps its part
-            gets, after_it = (ranks - 1) * held, held
-        else:
-            held //= ranks
-            continue
-        collectives, elements, held = collectives + 1, elements + gets, after_it
-    return collectives, elements * 4
-
-
-@functools.cache
-def _stand_in(device: str) -> Any:
-    """A mesh without process groups, on which every set of axes is flattened: of that, torch asks the layout alone."""
-    import torch
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from torch_overlay.distributed._torch import flattened_to_torch, from_torch
-
-    ranks = torch.arange(math.prod(SIZES), dtype=torch.int).view(SIZES)
-    mesh = DeviceMesh(device, ranks, mesh_dim_names=("a", "b", "c"), _init_backend=False, _rank=0)
-    for axes in [axes for count in (2, 3) for axes in itertools.combinations(range(3), count)]:
-        layout = flattened_to_torch(from_torch(mesh._layout).select(axes).collapse())
-        mesh._flatten_mapping["".join("abc"[axis] for axis in axes)] = types.SimpleNamespace(_layout=layout)
-    return mesh
-
-
-def _spec(mesh: Any, placements: tuple, shape: tuple[int, int]) -> Any:
-    import torch
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), (shape[1], 1), torch.float32))
+    ends = [typed.parse_placements(text, len(mesh.sizes)) for text in (source, target)]
+    found = asked.of_words(ends, shape, torch.float32, mesh, None, Cost.of(device), None, device)
+    assert found.stock is not None, (source, target)
+    return {
+        STOCK: (found.stock.collectives, found.stock.incoming),
+        OVERLAY: (found.plan.collectives, found.plan.incoming),
+    }

@@ -152,7 +152,8 @@ def _explain_on_one_mesh(arguments: argparse.Namespace) -> Explanation:
 
     from ..show import asked  # imports torch, so only once the arguments are right
 
-    return asked.of_words(ends, shape, asked.dtype_of(name), mesh, groups, cost)
+    by_user = frozenset(map(tuple, map(sorted, flattened)))
+    return asked.of_words(ends, shape, asked.dtype_of(name), mesh, groups, cost, by_user)
 
 
 def dtype_name(text: str) -> str:

@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import Placement, Shard
 
 from ..choices import Choices
 from ..distributed._mesh.caches import real_mesh
+from ..distributed._mesh_layout import _FlatLayout
 from ..distributed._torch import from_torch
 from ..distributed.tensor._planner.cost import Cost
 from ..distributed.tensor._planner.regions import NotPlanned
@@ -36,6 +37,7 @@ from .explanation import Explanation
 from .flow import FlowExplanation
 from .plans import explained, to_torch_placement, word_of
 from .shown_plan import JointAxes, Redistribution
+from .stock import spec_on
 
 if TYPE_CHECKING:
     from ..transfers.mesh_moves import Change
@@ -70,12 +72,15 @@ def of_words(
     mesh: typed.Mesh,
     groups: JointAxes,
     cost: Cost,
+    flattened: JointAxes,
+    device: str = "cuda",
 ) -> Explanation:
-    """Explain a redistribution that was typed on a command line. No mesh and no process group is made."""
+    """Explain a redistribution that was typed on a command line. No process group is made."""
     source, target = (tuple(map(to_torch_placement, end)) for end in ends)
     regions = typed.regions_of_ends(ends, shape, mesh.sizes)
     question = _redistribution((source, target), shape, dtype, mesh, regions, groups, cost)
-    return explained(question, source, target)
+    before, after = (spec_on(mesh, end, shape, dtype, device) for end in (source, target))
+    return explained(question, before, after, flattened)
 
 
 def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
@@ -94,7 +99,7 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
     meta, cost = source.tensor_meta, Cost.of(mesh.device_type)
     named = bool(mesh.mesh_dim_names)
     question = _redistribution(ends, tuple(meta.shape), meta.dtype, plain_mesh, regions, groups, cost, named)
-    return explained(question, *ends)
+    return explained(question, source, target, _axes_in(mesh, _flattened(mesh)))
 
 
 def _placements(placements: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
@@ -155,12 +160,21 @@ def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
     policy = "existing" if settings.share_groups == "off" else settings.flatten
     if on:
         return joint_axes(mesh)
-    # A group is found by its ranks, whatever their order: so layouts are compared collapsed and ascending.
-    root = mesh._get_root_mesh()
-    known = {from_torch(flat._layout).collapse().ascending() for flat in root._flatten_mapping.values()}
-    layout = from_torch(mesh._layout)
+    known = _flattened(mesh)
     if policy == "whole":
-        known.add(from_torch(root._layout).collapse().ascending())
+        known.add(from_torch(mesh._get_root_mesh()._layout).collapse().ascending())
+    return _axes_in(mesh, known)
+
+
+def _flattened(mesh: DeviceMesh) -> set[_FlatLayout]:
+    """The views that the program flattened. Layouts are ascending: a group is found by its ranks in any order."""
+    views = mesh._get_root_mesh()._flatten_mapping.values()
+    return {from_torch(view._layout).collapse().ascending() for view in views}
+
+
+def _axes_in(mesh: DeviceMesh, known: set[_FlatLayout]) -> frozenset[tuple[int, ...]]:
+    """The sets of axes whose layout is known."""
+    layout = from_torch(mesh._layout)
     return frozenset(
         subset
         for count in range(2, mesh.ndim + 1)

@@ -12,20 +12,31 @@ from ..distributed._mesh.text import ranks_text
 from ..distributed.tensor._planner.cost import EXCHANGE
 from ..distributed.tensor._planner.regions import Regions
 from . import screen
-from .shown_plan import Redistribution, ShownPlan
-from .words import amount, counted, duration, fitted, sized
+from .shown_plan import Redistribution, ShownPlan, Totals
+from .words import aligned, amount, counted, duration, fitted, sized
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation(screen.Shown):
-    """The overlay's plan for one redistribution. Print it."""
+    """The overlay's plan for one redistribution, and what stock takes, None if that isn't known. Print it."""
 
     question: Redistribution
     plan: ShownPlan
+    stock: Totals | None = None
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
         """The explanation for a terminal of this many columns."""
-        return [*self.title(width), "", *self.plan.text(width), *self.notes(width)]
+        return [*self.title(width), "", *self.plan.text(width), *self._beside_stock(), *self.notes(width)]
+
+    def _beside_stock(self) -> list[str]:
+        """A row for stock, and one for the plan; none if stock does nothing or isn't known."""
+        if self.stock is None or not self.stock.collectives:
+            return []
+        rows = [("stock", self.stock)]
+        if self.plan.lines:
+            rows.append(("torch_overlay", Totals(self.plan.collectives, self.plan.incoming, self.plan.memory)))
+        cells = [(name, str(sums.collectives), amount(sums.incoming), amount(sums.memory)) for name, sums in rows]
+        return ["", *screen.headed(aligned([("", "collectives", "in", "memory"), *cells], right=(1, 2, 3)))]
 
     def save(self, path: str) -> None:
         """Write a picture of who sends what to whom. The ending of `path` chooses the format."""
@@ -60,6 +71,7 @@ class Explanation(screen.Shown):
         # The notes name what the estimate leaves out, so that nobody takes it for a measurement.
         said = [
             "in, out: bytes that the busiest rank gets from others and sends to others",
+            "memory: the most that a collective reads and writes on a rank, beside the source",
             f"time: an estimate, latency + the larger of in and out / bandwidth (x {EXCHANGE:g} in an all_to_all)",
         ]
         speed = f"{duration(cost.latency)} for 2 ranks and more for more, {cost.bandwidth / 1e9:g} GB/s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from ..distributed.tensor._planner.cost import arriving, collectives, leaving
@@ -21,15 +22,23 @@ from ..distributed.tensor._planner.steps import (
     Step,
 )
 from ..distributed.tensor._runner.specs import into_terms, norm_ended, norm_made
-from . import typed
+from . import stock, typed
 from .explanation import Explanation
-from .shown_plan import Redistribution, ShownPlan, ShownStep
+from .shown_plan import JointAxes, Redistribution, ShownPlan, ShownStep
 from .words import counted
 
 
-def explained(question: Redistribution, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> Explanation:
-    """Plan the redistribution, and explain the plan. What can't be planned gives an explanation without steps, whose
-    note says why."""
+def explained(question: Redistribution, source: DTensorSpec, target: DTensorSpec, flattened: JointAxes) -> Explanation:
+    """Plan the redistribution, and explain the plan beside what stock does with these `flattened` axes. What can't be
+    planned gives an explanation without steps, whose note says why."""
+    try:
+        by_stock = stock.totals(source, target, flattened)
+    except Exception:  # of any kind: torch refuses it, or has another planner on this release
+        by_stock = None
+    return Explanation(question, _plan(question, tuple(source.placements), tuple(target.placements)), by_stock)
+
+
+def _plan(question: Redistribution, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> ShownPlan:
     try:
         norm_ended(source, target, question.sizes)
     except NotPlanned as reason:
@@ -41,8 +50,17 @@ def explained(question: Redistribution, source: tuple[Placement, ...], target: t
         best = question.planned(all_groups=True)  # what the plan would be with a group for every set of axes
     except NotPlanned as reason:
         note = f"leaves this to torch's own code, without merging where that is wrong: {reason}"
-        return Explanation(question, ShownPlan((), note))
-    return Explanation(question, ShownPlan(_lines(question, steps), _missing_groups(question, steps, best)))
+        return ShownPlan((), note)
+    return ShownPlan(_lines(question, steps), _missing_groups(question, steps, best), _memory(question, steps))
+
+
+def _memory(question: Redistribution, steps: tuple[Step, ...]) -> int:
+    """The most bytes that a rank holds beside the source."""
+    most = own = 0
+    for step in steps:
+        if isinstance(step, (Collective, Embed)):
+            most, own = max(most, own + step.after.most), step.after.most
+    return most * question.itemsize
 
 
 def _missing_groups(question: Redistribution, steps: tuple[Step, ...], best: tuple[Step, ...]) -> str:

@@ -7,6 +7,7 @@ slowest rank is done. Times are estimates of the cost model. This file imports n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..distributed.tensor._planner.cost import Cost
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
@@ -78,6 +79,19 @@ def groups_at_hand(flatten: str, sizes: tuple[int, ...], flattened: list[tuple[i
     return frozenset(joint)
 
 
+class Totals(NamedTuple):
+    """What a way to redistribute takes.
+
+    Attributes:
+        incoming: the sum over its collectives of the bytes that the busiest rank gets.
+        memory: the most bytes that a rank holds beside the source: what a collective reads and writes.
+    """
+
+    collectives: int
+    incoming: int
+    memory: int
+
+
 @dataclass(frozen=True)
 class ShownStep:
     """One step of a plan, as it is printed.
@@ -128,10 +142,12 @@ class ShownPlan:
     Attributes:
         lines: its steps.
         note: a remark below the table, such as which group is missing. May be empty.
+        memory: see `Totals`.
     """
 
     lines: tuple[ShownStep, ...]
     note: str = ""
+    memory: int = 0
 
     @property
     def collectives(self) -> int:
