@@ -10,6 +10,7 @@ import pytest
 
 import torch_overlay
 from torch_overlay.__main__ import main
+from torch_overlay.show import pictures
 from torch_overlay.show.drawing import MeshMap
 from torch_overlay.show.typed import ranks_in_order
 
@@ -46,6 +47,15 @@ def test_command_draws_and_needs_no_torch(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("dp=2 x tp=4: 8 ranks on 1 host of 8\n")
     assert not out or path.stat().st_size > 5_000
+
+
+def test_a_flow_has_rows_for_those_that_send_and_columns_for_those_that_get(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    drawn, draw = [], pictures._matrix
+    monkeypatch.setattr(pictures, "_matrix", lambda axes, *what: drawn.append(what) or draw(axes, *what))
+    pictures.draw_flow((0, 1, 4, 5), {(1, 4): 8, (0, 5): 16, (0, 1): 0}, ["a title", ""], tmp_path / "flow.png")
+    pictures.draw_flow((0, 1), {}, ["nothing"], tmp_path / "none.png")
+    assert drawn == [([[0, 16], [8, 0]], [0, 1], [4, 5]), ([[0, 0], [0, 0]], [0, 1], [0, 1])]
 
 
 BAD = [

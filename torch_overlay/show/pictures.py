@@ -166,14 +166,23 @@ def draw_plan(ask: Redistribution, plan: ShownPlan, path: str) -> None:
 
 
 def draw_flow(ranks: tuple[int, ...], sent: Mapping[tuple[int, int], int], lines: Sequence[str], path: str) -> None:
-    """Draw a matrix of who sends how much to whom, to a file, under the first of `lines`."""
+    """Draw a matrix of who sends how much to whom, to a file, under the first of `lines`. A rank that sends nothing has
+    no row, and one that gets nothing no column."""
     _check_count(len(ranks))
-    matrix = [[sent[sender, receiver] for receiver in ranks] for sender in ranks]
-    with figure(path, figsize=(8, 8.6)) as whole:
-        head = itertools.takewhile(bool, lines)
-        whole.text(0.5, 0.98, "\n".join(head), fontweight="bold", ha="center", va="top")
-        _matrix(whole.add_axes((0.15, 0.32, 0.58, 0.54)), matrix, ranks)
-        whole.text(0.5, 0.015, LEGEND, fontsize=9, ha="center", va="bottom")
+    moved = [pair for pair, size in sent.items() if size] or [*itertools.product(ranks, ranks)]
+    senders, receivers = (sorted({pair[side] for pair in moved}) for side in (0, 1))
+    matrix = [[sent.get((sender, receiver), 0) for receiver in receivers] for sender in senders]
+    head = [*itertools.takewhile(bool, lines)]
+    # In inches, and not laid out by matplotlib: its layouts leave room for a square.
+    cell = min(0.6, 7 / max(len(senders), len(receivers)))
+    across, down, bars = cell * len(receivers), cell * len(senders), cell * _bar(len(senders), len(receivers))
+    width, height = max(6.8, 1.7 + across + bars), 1.8 + 0.18 * len(head) + down + bars
+    with figure(path, figsize=(width, height)) as whole:
+        whole.text(0.5, 1 - 0.1 / height, "\n".join(head), fontweight="bold", ha="center", va="top")
+        left = (width - across - bars) / 2
+        place = left / width, (0.9 + bars) / height, across / width, down / height
+        _matrix(whole.add_axes(place), matrix, senders, receivers)
+        whole.text(0.5, 0.1 / height, LEGEND, fontsize=9, ha="center", va="bottom")
 
 
 def _check_count(ranks: int) -> None:
@@ -263,7 +272,7 @@ def _plan(figure: Any, plan: ShownPlan, ask: Redistribution, columns: int) -> No
     for number, (panel, line) in enumerate(zip(panels, drawn), 1):
         assert isinstance(line.step, Collective), line
         matrix = [[n * ask.itemsize for n in row] for row in traffic(line.step)]
-        _matrix(panel, matrix, ask.ranks)
+        _matrix(panel, matrix, ask.ranks, ask.ranks)
         way = " (as if in equal parts)" if isinstance(line.step, AllReduce) else ""
         title = f"{number}. {line.name} over {','.join(line.axes)}{way}"
         lines = [title, *textwrap.wrap(line.why, 46), f"sent in all: {amount(sum(map(sum, matrix)))}"]
@@ -290,51 +299,59 @@ def _nothing_sent(figure: Any, plan: ShownPlan, ask: Redistribution) -> None:
     axes.set_title("\n".join(["the mesh, each rank in the colour of the part that it ends with", *steps]), fontsize=9)
 
 
-def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...]) -> None:
-    """Draw the bytes that each rank (a row) sends to each other one (a column), and the sums beside the matrix."""
+def _matrix(axes: Axes, matrix: list[list[int]], senders: Sequence[int], receivers: Sequence[int]) -> None:
+    """Draw the bytes that each sender (a row) sends to each receiver (a column), and the sums beside the matrix."""
     # The darkest cell is at four fifths of the scale, so that its dark text can be read.
     axes.imshow(matrix, cmap=shades(COLOR), vmin=0, vmax=1.25 * max(1, *map(max, matrix)))
-    sent, got = [sum(row) for row in matrix], [sum(column) for column in zip(*matrix)]
-    numbered = len(ranks) <= _NUMBERED
-    labelled = range(0, len(ranks), 1 if numbered else max(2, len(ranks) // 8))
-    for set_ticks in (axes.set_xticks, axes.set_yticks):
+    numbered = max(len(senders), len(receivers)) <= _NUMBERED
+    for set_ticks, ranks in ((axes.set_xticks, receivers), (axes.set_yticks, senders)):
+        labelled = range(0, len(ranks), 1 if numbered else max(2, len(ranks) // 8))
         set_ticks(labelled, [str(ranks[i]) for i in labelled], fontsize=8)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
     axes.set(xlabel="receiver", ylabel="sender")
-    _totals(axes, sent, got, numbered)
-    _rule(axes, len(ranks))
+    _totals(axes, [sum(row) for row in matrix], [sum(column) for column in zip(*matrix)], numbered)
+    _rule(axes, len(senders), len(receivers))
     for row, cells in enumerate(matrix if numbered else []):
         for column, cell in enumerate(cells):
-            text = brief(cell) if cell else "·" if row != column else ""
+            text = brief(cell) if cell else "·" if senders[row] != receivers[column] else ""
             axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
 
 
+def _bar(rows: int, columns: int) -> float:
+    """The length of the longest bar beside a matrix, in cells."""
+    return max(1.5, 0.16 * max(rows, columns))
+
+
 def _totals(axes: Axes, sent: list[int], got: list[int], numbered: bool) -> None:
-    """Draw bars: at the right what each rank sends, below what it gets."""
-    size, most = len(sent), max(1, *sent, *got)
-    right = axes.inset_axes((1.02, 0, 0.16, 1))
-    below = axes.inset_axes((0, -0.34, 1, 0.16))
-    right.barh(range(size), sent, height=0.8, color=COLOR, alpha=0.6)
-    below.bar(range(size), got, width=0.8, color=COLOR, alpha=0.6)
-    right.axis("off")
-    right.set(xlim=(0, most), ylim=(size - 0.5, -0.5))
-    below.axis("off")
-    below.set(xlim=(-0.5, size - 0.5), ylim=(most, 0))
-    for number, (out, in_) in enumerate(zip(sent, got) if numbered else ()):
-        right.text(most * 0.06, number, brief(out), va="center", fontsize=7.5)
-        below.text(number, most * 0.08, brief(in_), ha="center", va="top", fontsize=7.5)
-    for word, gap, x, y, sums in (("sends", "\n", 1.1, -0.03, sent), ("gets", " ", 0.5, -0.36, got)):
-        text = word if numbered else gap.join([f"{word},", "at most", amount(max(sums))])
-        axes.text(x, y, text, transform=axes.transAxes, ha="center", va="top", fontsize=8)
+    """Draw bars with their numbers: at the right what each sender sends, below what each receiver gets."""
+    rows, columns, most = len(sent), len(got), max(1, *sent, *got)
+    length, gap = _bar(rows, columns), 0.15
+    right = axes.inset_axes((1 + gap / columns, 0, length / columns, 1))
+    below = axes.inset_axes((0, -(gap + length) / rows, 1, length / rows))
+    right.barh(range(rows), sent, height=0.8, color=COLOR, alpha=0.6)
+    below.bar(range(columns), got, width=0.8, color=COLOR, alpha=0.6)
+    right.set(xlim=(0, most), ylim=(rows - 0.5, -0.5))
+    below.set(xlim=(-0.5, columns - 0.5), ylim=(most, 0))
+    for number, size in enumerate(sent if numbered else ()):
+        right.text(size + most * 0.04, number, brief(size), va="center", fontsize=7.5)
+    for number, size in enumerate(got if numbered else ()):
+        below.text(number, size + most * 0.04, brief(size), ha="center", va="top", fontsize=7.5)
+    for bars, word, sums, x, y in ((right, "sends", sent, 0, 1.01), (below, "gets", got, -0.02, 0.5)):
+        bars.axis("off")
+        text = word if numbered else f"{word},\nat most\n{amount(max(sums))}"
+        ha, va = ("left", "bottom") if bars is right else ("right", "center")
+        bars.text(x, y, text, transform=bars.transAxes, ha=ha, va=va, fontsize=8)
 
 
-def _rule(axes: Axes, size: int) -> None:
-    """Draw white lines between the cells of a matrix of `size` by `size`. Above 32 cells the lines would cover them:
-    draw a frame around the matrix instead."""
+def _rule(axes: Axes, rows: int, columns: int) -> None:
+    """Draw white lines between the cells of a matrix. Above 32 cells the lines would cover them: draw a frame around
+    the matrix instead."""
     axes.tick_params(length=0)
-    if size <= 32:
-        for ticks in (axes.set_xticks, axes.set_yticks):
-            ticks([i - 0.5 for i in range(size)], minor=True)
+    if few := max(rows, columns) <= 32:
+        axes.set_xticks([i - 0.5 for i in range(columns)], minor=True)
+        axes.set_yticks([i - 0.5 for i in range(rows)], minor=True)
         axes.grid(which="minor", color="white", linewidth=1)
     axes.tick_params(which="minor", length=0)
     for spine in axes.spines.values():
-        spine.set_visible(size > 32)
+        spine.set_visible(not few)
