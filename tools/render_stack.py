@@ -23,7 +23,7 @@ from stack.history import Repository, text_of  # noqa: E402
 from stack.message import PatchMessage, StackError, read_series  # noqa: E402
 from stack.render import State, missing_files, new_files  # noqa: E402
 from stack.render import states as rendered_states  # noqa: E402
-from stack.rules import breaches, numbers, refuse, table, unused  # noqa: E402
+from stack.rules import breaches, numbers, refuse, table, unused, unused_in_fixes  # noqa: E402
 from stack.tree import Tree, copy_torch, installed_torch, write  # noqa: E402
 
 from torch_overlay.errors import UnknownRelease  # noqa: E402
@@ -91,6 +91,7 @@ def states(tree: Tree, messages: list[PatchMessage]) -> list[State]:
     refused = [
         breach for step in zip(messages, rendered, rendered[1:], strict=False) for breach in breaches(*step, new)
     ]
+    refused += unused_in_fixes(messages, rendered)
     refuse([*refused, *(unused(rendered[0], rendered[-1]) if not missing_files(messages) else ())])
     return rendered
 

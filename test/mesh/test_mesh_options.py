@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
 
 from mesh_harness import fake_world, open_groups
+from torch_overlay.distributed._mesh.arguments import normalize_overrides
 from way import needs_overlay, needs_package, overlay
 
 pytestmark = needs_overlay
@@ -40,7 +41,7 @@ def given_to_groups(monkeypatch):
     del dist.Backend.WRITTEN
 
 
-@pytest.mark.parametrize("given", ["fake", ("fake", None), ["fake", None]])
+@pytest.mark.parametrize("given", ["fake", ("fake", None), pytest.param(["fake", None], marks=needs_package)])
 def test_a_backend_may_be_given_in_a_tuple_or_a_list(given):
     with fake_world(0, 8), overlay():
         mesh = init_device_mesh("cpu", (2, 4), backend_override={1: given})
@@ -51,12 +52,20 @@ NO_BACKENDS = [5, ("gloo",), ("gloo", None, None), object(), (3, 4), [None, "glo
 
 
 @pytest.mark.parametrize("wrong", NO_BACKENDS)
+@needs_package  # upstream takes them as they come
 def test_what_is_no_backend_is_refused_before_anything_is_made(wrong):
     with fake_world(0, 8), overlay():
         made = len(open_groups())
         with pytest.raises(TypeError, match=r"is the name of a backend|a pair of both"):
             init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), backend_override={"tp": wrong})
         assert len(open_groups()) == made
+
+
+@needs_package
+def test_options_may_be_of_any_class():
+    """As those of a backend that is registered from Python are."""
+    options = object()
+    assert normalize_overrides({0: ("mine", options)}, 1, None) == (("mine", options),)
 
 
 def mesh_with(options):

@@ -6,8 +6,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed._mesh.arguments import normalize_overrides
-
 
 class TestMeshInput(TestCase):
     def test_a_dict_of_backends_makes_a_second_mesh_like_the_first(self) -> None:
@@ -20,11 +18,6 @@ class TestMeshInput(TestCase):
             self.assertEqual(given, {"tp": "fake", 0: "fake"})
         with self.assertRaisesRegex(RuntimeError, "invalid keys in backend_override"):
             init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={"pp": "fake"})
-
-    def test_options_may_be_of_any_class(self) -> None:
-        """As those of a backend that is registered from Python are."""
-        options = object()
-        self.assertEqual(normalize_overrides({0: ("mine", options)}, 1, None), (("mine", options),))
 
     def test_a_shape_has_no_size_below_one(self) -> None:
         for wrong in ((0,), (2, -2), (2, 2.0)):

@@ -49,3 +49,12 @@ def test_what_was_there_and_what_has_a_caller_is_no_breach():
     public = "\n\ndef listed():\n    pass\n"
     assert breaches(public, test="listed()\n") == [], "torch's users call it, and so does the test"
     assert [b.rule for b in breaches(public.replace("listed", "_listed"), test="_listed()\n")] == ["unused"]
+
+
+@pytest.mark.parametrize(("stack", "refused"), [("fixes", ["unused"]), ("mesh", [])])
+def test_a_fix_brings_nothing_that_only_a_later_patch_uses(stack, refused):
+    messages = [PatchMessage(name, stack, f"[DeviceMesh] {name}", (), (), (), (), "**Why.**\n") for name in "ab"]
+    later = BEFORE + "\n\ndef later():\n    pass\n"
+    rendered = [{FILE: BEFORE}, {FILE: later}, {FILE: later + "\n\nthere(later)\n"}]
+    assert [breach.rule for breach in rules.unused_in_fixes(messages, rendered)] == refused
+    assert not [*rules.unused(rendered[0], rendered[-1])]

@@ -142,8 +142,15 @@ def _forward(change: Change, after: State, new: Collection[str]) -> Iterator[Bre
             yield Breach("forward", change.path, 1, f"no patch before brings {one.home}.{one.name}")
 
 
+def unused_in_fixes(messages: Sequence[PatchMessage], rendered: Sequence[State]) -> Iterator[Breach]:
+    """What nothing uses after its own patch, of patches that stand alone. The others bring whole files first."""
+    for message, before, after in zip(messages, rendered, rendered[1:], strict=False):
+        if message.stack == "fixes":
+            yield from unused(before, after)
+
+
 def unused(before: State, after: State) -> Iterator[Breach]:
-    """Definitions that are named nowhere else once the whole stack is in. Tests are users of public names alone."""
+    """Definitions that are named nowhere else in `after`. Tests are users of public names alone."""
     names = collections.Counter(_words("\n".join(text for text in after.values() if text)))
     tests = collections.Counter(_words("\n".join(text for path, text in after.items() if text and path[:5] == "test/")))
     for change in changes(before, after):

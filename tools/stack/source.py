@@ -169,7 +169,12 @@ def absolute(module: str, level: int, package: str) -> str:
 
 
 def import_edits(source: Source, body: Sequence[ast.stmt], new: Sequence[Import], checks: bool) -> Iterator[Edit]:
-    """Edits that add imports behind the first of a block, or into its ``if TYPE_CHECKING:``, if the file `checks`."""
+    """Edits that add imports to a block: names to an import of their module, if it has one; the others behind its first
+    import, or into its ``if TYPE_CHECKING:``, if the file `checks`."""
+    beside = {one: there for one in new if (there := _import_of(one, body)) is not None}
+    for one, there in beside.items():
+        yield _named_in(source, there, one)
+    new = [one for one in new if one not in beside]
     if not new:
         return
     indent = body[0].col_offset
@@ -189,6 +194,27 @@ def import_edits(source: Source, body: Sequence[ast.stmt], new: Sequence[Import]
     elif typed:
         text += "\nif TYPE_CHECKING:\n" + textwrap.indent(_import_lines(typed), "    ")
     yield at, at, textwrap.indent(text, " " * indent)
+
+
+def _import_of(one: Import, body: Sequence[ast.stmt]) -> ast.ImportFrom | None:
+    """The statement of a block that imports from the module of a new import which runs."""
+    for there in body:
+        if isinstance(there, ast.ImportFrom) and one.name == one.bound and not one.typed:
+            module = "." * there.level + (there.module or "")
+            if module in (one.module, one.home):
+                return there
+    return None
+
+
+def _named_in(source: Source, there: ast.ImportFrom, one: Import) -> Edit:
+    """The edit that puts a name into an import, in the order of the names."""
+    after = [alias for alias in there.names if alias.name.lower() > one.bound.lower()]
+    own_lines = there.names[-1].lineno != there.lineno
+    if not after:
+        at = source.end(there.names[-1])
+        return at, at, f",\n{' ' * there.names[-1].col_offset}{one.bound}" if own_lines else f", {one.bound}"
+    at = source.start(after[0])
+    return at, at, f"{one.bound},\n{' ' * after[0].col_offset}" if own_lines else f"{one.bound}, "
 
 
 def _import_lines(new: Sequence[Import]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import Backend
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # overlay only
     from collections.abc import Mapping, Sequence
 
 
@@ -95,7 +95,7 @@ def check_device_type(device_type: str) -> None:  # overlay only
         )
 
 
-def _read_override(value: Any, dim: Any) -> Override:
+def _read_override(value: Any, dim: Any) -> Override:  # overlay only
     """One (backend, options) from a value of ``backend_override``. None stands for what
     the value doesn't say."""
     if isinstance(value, str):
@@ -116,7 +116,7 @@ def _read_override(value: Any, dim: Any) -> Override:
     )
 
 
-def normalize_overrides(
+def normalize_overrides(  # overlay only
     overrides: Mapping[Any, Any], ndim: int, mesh_dim_names: Sequence[str] | None
 ) -> tuple[Override, ...]:
     """One (backend, options) for each axis, from a dict by number or name. An axis that
