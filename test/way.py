@@ -47,9 +47,9 @@ class _Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             opened.__getattr__ = _gives_back
             return opened
         self.carried = importlib.import_module(spec.name.replace("torch_overlay", "torch", 1))
-        if type(self.carried) is not types.ModuleType:  # the module of switches takes no other attribute
-            self.carried, switches = types.ModuleType(spec.name), self.carried
-            self.carried.patch = switches.patch
+        if type(self.carried) is not types.ModuleType:  # the module of settings takes no other attribute
+            self.carried, settings = types.ModuleType(spec.name), self.carried
+            self.carried.patch = settings.patch
         self.spec = self.carried.__spec__
         return self.carried
 
@@ -64,7 +64,7 @@ def carries(file):
 
 
 # "plan" is no option of the overlay, where plans are on.
-SWITCHES = {**choices.SWITCHES, "plan": "plan_redistribution"}
+SETTINGS = {**choices.SETTINGS, "plan": "plan_redistribution"}
 # What the overlay has on by default, and torch from `planned-by-default` on; and torch before.
 ON = {"share_groups": "names", "flatten": "whole", "plan": True}
 OFF = {"share_groups": "off", "flatten": "existing", "plan": False}
@@ -76,16 +76,16 @@ def set_options(**options):
     Those that come with a later patch of the stack aren't there yet.
     """
     config = importlib.import_module("torch.distributed.config")
-    there = {name: switch for name, switch in SWITCHES.items() if hasattr(config, switch)}
-    before = {name: getattr(config, switch) for name, switch in there.items()}
+    there = {name: setting for name, setting in SETTINGS.items() if hasattr(config, setting)}
+    before = {name: getattr(config, setting) for name, setting in there.items()}
     for name in there.keys() & options:
         value = options[name]
-        setattr(config, there[name], choices.switches({name: value}).get(there[name], value))
+        setattr(config, there[name], choices.settings({name: value}).get(there[name], value))
     return before
 
 
 def _carry() -> None:
-    """On such a torch the package's switch, and its options, set torch's settings."""
+    """On such a torch enable(), disable() and the options set torch's settings."""
     if not carries("_mesh.universe"):
         return
     face = importlib.import_module("torch_overlay.overlay")

@@ -1,7 +1,7 @@
 """The options of `enable`: their values, and how they are read from a call or the environment.
 
-The code in ``distributed/`` goes upstream, so it doesn't know these options. It reads the switches of
-``distributed/config.py``, under the names that they have there.
+An option is what users of this package set. The code in ``distributed/`` goes upstream, so it doesn't know these: it
+reads settings, the entries of ``distributed/config.py``, under the names that they have in torch.distributed.config.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from typing import Any
 
 from .errors import OptionError
 
-# For each option, the switch of ``distributed/config.py`` that it sets. `leave_out` has none: it chooses patches.
-SWITCHES = {
+# For each option, the setting of ``distributed/config.py`` that it sets. `leave_out` has none: it chooses patches.
+SETTINGS = {
     "share_groups": "mesh_share_groups",
     "create": "mesh_create_groups",
     "flatten": "mesh_joint_groups",
@@ -41,19 +41,19 @@ DEFAULT = Choices()
 PREFIX = "TORCH_OVERLAY_"
 # Variables with the prefix that aren't fields of `Choices`: read by `enable`, by `run` and by `meet`.
 OTHERS = ("STRICT", "RUN", "MEET_KEY")
-SWITCH = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}
+WORDS = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}
 
 
-def read_switch(name: str, value: object) -> bool:
+def read_bool(name: str, value: object) -> bool:
     """Read a bool, or a word for one: on, 1, true or yes, off, 0, false or no, in any case.
 
-    >>> read_switch("check_mesh", "on")
+    >>> read_bool("check_mesh", "on")
     True
     """
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in SWITCH:
-        return SWITCH[value.lower()]
+    if isinstance(value, str) and value.lower() in WORDS:
+        return WORDS[value.lower()]
     raise OptionError(f"{name} is on or off (True or False), not {value!r}")
 
 
@@ -88,7 +88,7 @@ OPTIONAL = ("cross_mesh", "full_state_dict", "clip_grad_norm")
 
 def some_of(*words: str) -> Callable[[str, object], tuple[str, ...]]:
     """Return a function that validates an option which takes any number of these words, as a sequence or as text with
-    commas. Its result is in the order of ``words``, so that equal choices are equal values.
+    commas. Its result is in the order of ``words``, so that equal options are equal values.
 
     >>> some_of("a", "b", "c")("leave_out", "c,a")
     ('a', 'c')
@@ -114,15 +114,15 @@ READERS: dict[str, Callable] = {
     "share_groups": one_of("names", "ranks", "off"),
     "create": one_of("members", "world"),
     "flatten": one_of("whole", "existing"),
-    "check_mesh": read_switch,
+    "check_mesh": read_bool,
     "leave_out": some_of(*OPTIONAL),
 }
 
 
-def switches(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the switches of ``distributed/config.py`` that these options set, by the names that they have there.
-    Options without a switch are left out."""
-    return {SWITCHES[name]: value for name, value in chosen.items() if name in SWITCHES}
+def settings(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of ``distributed/config.py`` that these options set, by the names that they have there.
+    Options without a setting are left out."""
+    return {SETTINGS[name]: value for name, value in chosen.items() if name in SETTINGS}
 
 
 def choose(base: Choices, chosen: Mapping[str, object]) -> Choices:
@@ -166,4 +166,4 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Choices:
 
 def strict_from_environment(environ: Mapping[str, str] | None = None) -> bool:
     """Return whether one unrecognised target makes enable() raise: unless TORCH_OVERLAY_STRICT is off."""
-    return read_switch(PREFIX + "STRICT", (os.environ if environ is None else environ).get(PREFIX + "STRICT", "on"))
+    return read_bool(PREFIX + "STRICT", (os.environ if environ is None else environ).get(PREFIX + "STRICT", "on"))

@@ -203,19 +203,19 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
         return _status()
     # Importing torch and the bodies takes the import system's locks. Another thread may hold one of them and wait for
     # ours, in `_arrived`, so none of this runs under ours.
-    settings = choices.choose(choices.from_environment(), options)
+    chosen = choices.choose(choices.from_environment(), options)
     strict = choices.strict_from_environment() if strict is None else strict
     importlib.import_module(TORCH)
     release = versions.running()
     if strict:
         versions.require_supported(release)
-    session = Session(release, strict, settings.leave_out)
+    session = Session(release, strict, chosen.leave_out)
     session.recognise_targets()
     with _lock:
         is_on = _change_if_on(strict, options)  # another thread was faster
         if not is_on:
             session.begin()
-            _set_options(settings)
+            _set_options(chosen)
             config.versions = {"torch": release.name, "torch_overlay": version}
             _session = session
             if session.waiting:
@@ -259,8 +259,8 @@ def _set_options(chosen: choices.Choices) -> None:
     """Set these options for the whole process. The caller holds the lock."""
     global _chosen
     _chosen = chosen
-    switches = choices.switches(dataclasses.asdict(chosen))
-    vars(config).update(switches, option_names={switch: name for name, switch in choices.SWITCHES.items()})
+    settings = choices.settings(dataclasses.asdict(chosen))
+    vars(config).update(settings, option_names={setting: name for name, setting in choices.SETTINGS.items()})
 
 
 def _arrived(session: Session, modules: list[str]) -> None:

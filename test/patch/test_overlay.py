@@ -216,8 +216,8 @@ def test_a_second_enable_changes_only_what_it_names(tree, monkeypatch):
     now = torch_overlay.options()
     assert (now.create, now.flatten, now.check_mesh, now.share_groups) == ("world", "existing", True, "names")
     torch_overlay.disable()
-    switches = {name: getattr(config, name) for name in choices.SWITCHES.values()}
-    assert switches == choices.switches(dataclasses.asdict(choices.DEFAULT)), "as torch_overlay has them by default"
+    settings = {name: getattr(config, name) for name in choices.SETTINGS.values()}
+    assert settings == choices.settings(dataclasses.asdict(choices.DEFAULT)), "as torch_overlay has them by default"
     assert (torch_overlay.options().flatten, torch_overlay.options().create) == ("whole", "world")
     torch_overlay.enable()
     assert torch_overlay.options().flatten == "whole"

@@ -169,7 +169,7 @@ def test_our_flags_end_where_the_program_begins(words, program):
 
 def test_options_become_settings():
     asked = run.parse(["--no-strict", "--set", "flatten=existing", "--report", "a.py"])
-    assert asked.settings == {
+    assert asked.variables == {
         "TORCH_OVERLAY_STRICT": "off",
         "TORCH_OVERLAY_FLATTEN": "existing",
         "TORCH_OVERLAY_RUN": f"report:{os.getpid()}",

@@ -10,39 +10,39 @@ import sys
 import types
 from collections.abc import MutableMapping
 
-SWITCH = "TORCH_OVERLAY_RUN"  # 1; or report:PID where PID runs the program; or claimed by a rank 0
+VARIABLE = "TORCH_OVERLAY_RUN"  # 1; or report:PID where PID runs the program; or claimed by a rank 0
 NAME = "sitecustomize"
 # The overlay goes on when the last of these has been imported: torch brings the other on all supported releases.
 AWAITED = ("torch", "torch.distributed.device_mesh")
 
 
 def start() -> None:
-    """What the file does when Python starts: removes its folder from the path, watches for torch if the switch is set,
+    """What the file does when Python starts: removes its folder from the path, watches for torch if `VARIABLE` is set,
     and runs the next ``sitecustomize``. What that raises is passed on."""
     here = os.path.dirname(os.path.abspath(__file__))
     # The program sees the path that it would have had; its children get the folder from the environment.
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
-    if os.environ.get(SWITCH, "").partition(":")[0] in ("1", "report", "claimed"):
+    if os.environ.get(VARIABLE, "").partition(":")[0] in ("1", "report", "claimed"):
         watch(os.path.dirname(here), reports(os.environ, os.getpid(), os.getppid()))
     run_next()
 
 
 def reports(environ: MutableMapping[str, str], pid: int, parent: int) -> bool:
     """Whether this process prints the status when it ends. Of all processes under `run --report` one does: rank 0.
-    Changes the switch in `environ` for processes that it starts, where it is rank 0.
+    Changes the variable in `environ` for processes that it starts, where it is rank 0.
 
     Rank 0 is the process that a launcher gave this rank. If nobody set a rank, it is the process that runs the program:
     the one that `run` was, or its child where a process can't be replaced. Data loaders and compile workers inherit the
     rank, so rank 0 takes the request out of the environment of processes that it starts. One launcher may start another
     (a cluster sets RANK on its nodes, and torchrun sets it again), so rank 0 of torchrun takes the request over.
     """
-    asked, _, program = environ[SWITCH].partition(":")
+    asked, _, program = environ[VARIABLE].partition(":")
     rank = environ.get("RANK")
     by_torchrun = "TORCHELASTIC_RUN_ID" in environ
     if asked not in ("report", "claimed") or (asked == "claimed" and not by_torchrun):
         return False
     if rank == "0":
-        environ[SWITCH] = "1" if by_torchrun else "claimed"
+        environ[VARIABLE] = "1" if by_torchrun else "claimed"
         return True
     return rank is None and asked == "report" and program == str(pid if os.name == "posix" else parent)
 

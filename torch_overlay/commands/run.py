@@ -37,7 +37,7 @@ Examples:
   %(prog)s --set flatten=existing --report -m pytest
 """
 STARTUP = str(pathlib.Path(__file__).parents[1] / "_startup")
-SWITCH = choices.PREFIX + "RUN"
+VARIABLE = choices.PREFIX + "RUN"
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespac
             print(version())
             parser.exit()
         command = command_of(line.program)
-        environ = environment(os.environ, line.settings)
+        environ = environment(os.environ, line.variables)
         choices.from_environment(environ)  # so that a wrong option fails here, and not in every process of the job
         strict = choices.strict_from_environment(environ)
     except UnknownFlag as error:
@@ -104,12 +104,12 @@ class CommandLine:
     """A command line that was read.
 
     Attributes:
-        settings: environment variables that our own flags set.
+        variables: of the environment, that our own flags set.
         program: the program with its arguments. -m, -c or - may be its first word; it is -- before a file whose name
             looks like a flag.
     """
 
-    settings: dict[str, str] = dataclasses.field(default_factory=dict)
+    variables: dict[str, str] = dataclasses.field(default_factory=dict)
     program: list[str] = dataclasses.field(default_factory=list)
     help: bool = False
     version: bool = False
@@ -140,17 +140,17 @@ def _read_flag(line: CommandLine, word: str, rest: list[str]) -> None:
     if word in ("-h", "--help", "--version"):
         line.help, line.version = word != "--version", word == "--version"
     elif word == "--no-strict":
-        line.settings[choices.PREFIX + "STRICT"] = "off"
+        line.variables[choices.PREFIX + "STRICT"] = "off"
     elif word == "--report":
         # The process that runs the program is this one: see _startup/sitecustomize.py for who reports.
-        line.settings[SWITCH] = f"report:{os.getpid()}"
+        line.variables[VARIABLE] = f"report:{os.getpid()}"
     elif word == "--set" or word.startswith("--set="):
         rest[:0] = [word[6:]] if word != "--set" else []
         name, equals, value = (rest.pop(0) if rest else "").partition("=")
         if not (name and equals):
             raise ValueError("--set is followed by OPTION=VALUE")
         choices.choose(choices.DEFAULT, {name: value})  # raises for a wrong option, before the program starts
-        line.settings[choices.PREFIX + name.upper()] = value
+        line.variables[choices.PREFIX + name.upper()] = value
     else:
         raise UnknownFlag(word.partition("=")[0])
 
@@ -192,8 +192,8 @@ def _no_program(path: str) -> str | None:
     return None
 
 
-def environment(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the program: the switch, our folder first on PYTHONPATH, and the options. `environ` isn't
+def environment(environ: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the program: ours, our folder first on PYTHONPATH, and the options. `environ` isn't
     changed.
 
     An empty entry of PYTHONPATH means the current folder, so it stays. An empty PYTHONPATH has no entries.
@@ -201,5 +201,5 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict
     # Ours is taken out before it is put first: `run` inside of `run` must not let the folder stand twice.
     former = environ.get("PYTHONPATH", "")
     path = [folder for folder in former.split(os.pathsep) if folder != STARTUP] if former else []
-    # `settings` come after the switch, which --report sets to another value.
-    return {**environ, SWITCH: "1", **settings, "PYTHONPATH": os.pathsep.join([STARTUP, *path])}
+    # `variables` come after ours, which --report sets to another value.
+    return {**environ, VARIABLE: "1", **variables, "PYTHONPATH": os.pathsep.join([STARTUP, *path])}

@@ -79,7 +79,7 @@ def __getattr__(name: str) -> Any:
     """``use_torchcomms``, as torch.distributed.config has it; False where torch has no
     such setting."""
     if name != "use_torchcomms":
-        raise AttributeError(f"module {__name__} has no switch {name}")
+        raise AttributeError(f"module {__name__} has no setting {name}")
     try:
         return getattr(importlib.import_module("torch.distributed.config"), name, False)
     except ImportError:

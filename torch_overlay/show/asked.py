@@ -91,9 +91,9 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
         raise TypeError(f"explain() needs a DTensor and placements, got {type(tensor).__name__}")
     mesh = real_mesh(source.mesh)
     target = DTensorSpec(mesh, _placements(placements, mesh, source.ndim), tensor_meta=source.tensor_meta)
-    settings = options()
+    chosen = options()
     names = tuple(mesh.mesh_dim_names or typed.parse_names(None, mesh.ndim))
-    regions, groups = _regions(mesh, source, target), _groups(mesh, settings, is_enabled())
+    regions, groups = _regions(mesh, source, target), _groups(mesh, chosen, is_enabled())
     ends = tuple(source.placements), tuple(target.placements)
     plain_mesh = typed.Mesh(tuple(mesh.shape), names, tuple(mesh.mesh.flatten().tolist()))
     meta, cost = source.tensor_meta, Cost.of(mesh.device_type)
@@ -155,9 +155,9 @@ def _regions(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> type
     return before, after, why_not(mesh, source, target) or ""
 
 
-def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
+def _groups(mesh: DeviceMesh, chosen: Choices, on: bool) -> JointAxes:
     """The sets of axes for which there is a joint group."""
-    policy = "existing" if settings.share_groups == "off" else settings.flatten
+    policy = "existing" if chosen.share_groups == "off" else chosen.flatten
     if on:
         return joint_axes(mesh)
     known = _flattened(mesh)

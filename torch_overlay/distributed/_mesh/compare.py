@@ -49,7 +49,7 @@ MOST = 256  # how many ranks' lines are read
 KEPT = 8  # of how many meshes a rank's lines are stored
 NAME = "torch_overlay: "  # upstream: ""
 # How messages name the setting that compares meshes.
-SWITCH = "check_mesh=True, or TORCH_OVERLAY_CHECK_MESH=1,"  # upstream: "mesh_check"
+OPTION = "check_mesh=True, or TORCH_OVERLAY_CHECK_MESH=1,"  # upstream: "mesh_check"
 WITHOUT = ", or run without torch_overlay"  # upstream: ""
 
 logger = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ def _start_timer(
             text = _who_builds_what(lines, ranks_by_lines)
             if text and not timer.finished.is_set():
                 found.append(text)
-                advice = f"; with {SWITCH} a mesh that differs is an error at once"
+                advice = f"; with {OPTION} a mesh that differs is an error at once"
                 if get_settings().mesh_check:
                     advice = ""
                 warning = (

@@ -28,7 +28,7 @@ from .._mesh_layout import _FlatLayout, _MeshLayout
 from .._torch import for_mesh
 from ..distributed_c10d import _timeout_of, compact
 from .caches import forget_shardings, forget_views
-from .compare import SWITCH, WITHOUT, check_same_mesh, explained, leave_line
+from .compare import OPTION, WITHOUT, check_same_mesh, explained, leave_line
 from .pickling import UNBOUND
 from .state import axis_names, group_names, is_apart, shared_state, view_of
 from .text import axes_text, of_ranks, ranks_text
@@ -733,7 +733,7 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
             f"mesh {axes_text([request.name])}, "
             f"which needs all of {of_ranks(ranks)}: {str(error).removesuffix('.')}. "
             "If some of them were out of reach, "
-            f"see whether they died or build another mesh{WITHOUT}; {SWITCH} compares "
+            f"see whether they died or build another mesh{WITHOUT}; {OPTION} compares "
             "meshes first."
         ) from error
     return (
