@@ -50,7 +50,6 @@ def parser(chosen: str | None = None) -> argparse.ArgumentParser:
 
 
 def _module(name: str) -> Any:
-    """Import the module of a command."""
     return importlib.import_module(COMMANDS[name][0])
 
 

@@ -146,7 +146,6 @@ class ParallelDims:
         }
 
     def _degrees(self, names: tuple[str, ...]) -> dict[str, int]:
-        """Return these degrees by name."""
         return {name: getattr(self, name) for name in names}
 
     def _fill(self, names: tuple[str, ...], total: int, what: str, exact: bool) -> ParallelDims:
@@ -335,7 +334,6 @@ def _fitting(degrees: dict[str, int], total: int, exact: bool) -> str:
 
 
 def _names(mesh: DeviceMesh) -> tuple[str, ...]:
-    """Return the names of a mesh's axes; () if they have none."""
     return mesh.mesh_dim_names or ()
 
 

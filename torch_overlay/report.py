@@ -183,8 +183,7 @@ _MADE, _SHARED = "process groups made for meshes", "requests served by a shared 
 
 
 def _redistributions(counts: Mapping[str, object]) -> str:
-    """Return how many redistributions were planned, and how many were left to torch, with the most frequent reason, as
-    a sentence."""
+    """How many redistributions were planned and left to torch, with the most frequent reason, as a sentence."""
     planned, reasons = counts.get("redistributions by plan", 0), counts.get("redistributions by torch's own code")
     if not isinstance(reasons, Mapping) or not reasons:
         return f"redistributions: {planned} by plan, none by torch's own code"
@@ -195,8 +194,7 @@ def _redistributions(counts: Mapping[str, object]) -> str:
 
 
 def _groups(counts: Mapping[str, object], groups: Listing | None) -> str:
-    """Return how many groups were made, how often a request shared one, and how many share_groups="ranks" would save,
-    as a sentence."""
+    """How many groups were made and shared, and how many share_groups="ranks" would save, as a sentence."""
     created, shared = (counts.get(name, 0) for name in (_MADE, _SHARED))
     saved = sum(row.saved for row in groups.universes) if groups else 0
     more = f'; share_groups="ranks" would save {saved}' if saved else ""
@@ -204,8 +202,8 @@ def _groups(counts: Mapping[str, object], groups: Listing | None) -> str:
 
 
 def _missing_groups(counts: Mapping[str, object]) -> str:
-    """Return the sentence of `summary` on process groups that no mesh has: the call that would make the most useful
-    one, and how many collectives that would have saved."""
+    """The call that would make the most useful missing group, and how many collectives that would have saved, as a
+    sentence."""
     calls = counts.get("collectives that more groups would save")
     if not isinstance(calls, Mapping) or not calls:
         return "missing groups: none cost anything"
@@ -215,7 +213,7 @@ def _missing_groups(counts: Mapping[str, object]) -> str:
 
 
 def _changed_options(options: Choices) -> str:
-    """Return the options that differ from the defaults, as text; "as by default" if none does."""
+    """The options that differ from the defaults, as text."""
     changed = [
         f"{field.name}={_text(getattr(options, field.name))}"
         for field in dataclasses.fields(options)
@@ -225,8 +223,7 @@ def _changed_options(options: Choices) -> str:
 
 
 def _counted(name: str, value: object, width: int) -> list[str]:
-    """Return a count in one line, if that fits in `width` or the count has no parts; else its name, and a line for
-    each part."""
+    """A count in one line, if that fits, or one with a line for each part."""
     line = f"  {name}: {_text(value)}"
     if len(line) <= width or not isinstance(value, Mapping):
         return [line]
@@ -234,13 +231,11 @@ def _counted(name: str, value: object, width: int) -> list[str]:
 
 
 def _all_fitted(lines: list[str], width: int) -> list[str]:
-    """Fold each line to this many columns, and return all lines that result."""
     return [part for line in lines for part in fitted(line, width)]
 
 
 def _text(value: object) -> str:
-    """Return the value of an option or a count as text: on or off for a bool; none for None and for what is empty; the
-    parts of a tuple or a mapping with commas between them."""
+    """The value of an option or a count as text."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:

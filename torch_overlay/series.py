@@ -149,7 +149,6 @@ def _patches(table: str) -> Iterator[Patch]:
 
 
 def _patch(unit: str, how: str, releases: str, until: str, target: str, body: str) -> Patch:
-    """Make a row from its cells."""
     short, colon, qualname = target.partition(":")
     module = MODULES[short]
     owner, dot, name = qualname.rpartition(".")

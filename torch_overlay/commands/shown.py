@@ -111,7 +111,6 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def _explain_to_another_mesh(arguments: argparse.Namespace) -> FlowExplanation:
-    """The explanation for `--to-mesh`: who sends how much to whom."""
     shape = typed.parse_integers(arguments.shape, "--shape", least=0)
     meshes = (
         typed.parse_mesh(arguments.mesh, arguments.axes, arguments.permute),
@@ -131,14 +130,12 @@ def _explain_to_another_mesh(arguments: argparse.Namespace) -> FlowExplanation:
 
 
 def _end(mesh: typed.Mesh, ranks: str | None, option: str, placements: str, shape: tuple[int, ...]) -> End:
-    """One end of a move between meshes: placements, sizes and ranks."""
     listed = typed.parse_ranks(ranks, math.prod(mesh.sizes), option)
     order = tuple([listed[position] for position in mesh.ranks])
     return typed.parse_placements(placements, len(mesh.sizes), len(shape)), mesh.sizes, order
 
 
 def _explain_on_one_mesh(arguments: argparse.Namespace) -> Explanation:
-    """The explanation of a redistribution on one mesh."""
     for option in ("ranks", "to_ranks", "tensors", "budget"):
         if getattr(arguments, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} is for --to-mesh")
@@ -204,7 +201,6 @@ def draw(arguments: argparse.Namespace) -> int:
 
 
 def _drawing(arguments: argparse.Namespace) -> Drawing:
-    """What `draw` prints, for `--mesh` or `--degrees`."""
     if arguments.degrees is not None:
         if arguments.axes or arguments.permute:
             raise ValueError("--axes and --permute are for --mesh; the meshes of --degrees have theirs")
@@ -216,8 +212,7 @@ def _drawing(arguments: argparse.Namespace) -> Drawing:
 
 
 def _print_and_save(command: str, make: Callable[[], screen.Shown], out: str | None) -> int:
-    """Print what `make` returns, and write its picture to the file `out`. Returns the exit code: 0, or 2 after a
-    ValueError, ImportError or OSError, which is printed to standard error."""
+    """Print what `make` returns, and write its picture to the file `out`. Returns the exit code."""
     try:
         printed = make()
         if out:  # before printing, since `... | head` may end the process while it prints

@@ -232,7 +232,6 @@ def show_gathers(figures: dict[str, Any], width: int) -> list[str]:
 
 
 def _wrong_lengths(bad: dict[str, list[int]], width: int) -> list[str]:
-    """Lines that say, for each side, for which lengths it is wrong."""
     sentences = []
     for side, lengths in bad.items():
         if lengths:
@@ -243,17 +242,14 @@ def _wrong_lengths(bad: dict[str, list[int]], width: int) -> list[str]:
 
 
 def _headed(title: str, text: str, width: int) -> list[str]:
-    """The lines above a panel: its title, and a text in lines of this width."""
     return ["", *styled([title], "side"), *wrapped(text, "", width), ""]
 
 
 def compared(
     heads: tuple[str, str], rows: Sequence[tuple[str, float | None, float | None, int]], indent: str = ""
 ) -> list[str]:
-    """A table that compares two ways: a figure of each, and how many times better the second is.
-
-    Args:
-        rows: a label, a figure of each way, and how many decimals to print. A row with None isn't printed.
+    """A table that compares two ways: a figure of each, and how many times better the second is. A row
+    with None isn't printed.
 
     >>> print(*compared(("loop", "Transfer"), [("calls", 900, 1, 0), ("bytes", None, None, 0)]), sep="\\n")
            loop  Transfer  better

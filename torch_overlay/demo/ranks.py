@@ -135,14 +135,12 @@ class WeightsRank(Rank):
         self._set()
 
     def _set(self) -> None:
-        """Write the values of this step into the trainer's weights."""
         if self.trains:
             for number, (name, weight) in enumerate(self.state.items()):
                 new = distribute_tensor(self._whole(number), weight.device_mesh, weight.placements, src_data_rank=None)
                 self.state[name].to_local().copy_(new.to_local())
 
     def _whole(self, number: int) -> torch.Tensor:
-        """The values of a weight in this step, as a whole tensor."""
         values = torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32) + 10_000 * number + self.step
         values[::EVERY] += self.late
         return values.view(SHAPE)

@@ -214,7 +214,6 @@ class _FlatLayout:
         )
 
     def _compose_axis(self, axis: _FlatLayout, layout: _MeshLayout) -> _FlatLayout:
-        """The composition for one axis of ``layout``."""
         modes: list[tuple[int, int]] = []
         # The largest digit that the axis reaches on each mode of this layout. Each mode
         # of the axis may stay inside on its own, and their sum still overflow into the

@@ -500,13 +500,11 @@ def _confirmed(records: dict[str, Record], again: LoaderRun) -> dict[str, Record
 
 
 def _count_whole(records: Mapping[str, Record]) -> int:
-    """Return how many of the records come whole."""
     return sum([record.why is not None for record in records.values()])
 
 
 def _untouched(model: torch.nn.Module, memory: ModelMemory, records: Mapping[str, Record]) -> dict[str, int]:
-    """Return, for each parameter or persistent buffer that isn't written completely, how many of its elements nothing
-    reaches."""
+    """By parameter or persistent buffer, how many of its elements nothing reaches."""
     unknown = set[int]()
     reached: dict[int, list[torch.Tensor]] = {}
     for record in records.values():
@@ -533,14 +531,11 @@ def _untouched(model: torch.nn.Module, memory: ModelMemory, records: Mapping[str
 
 
 def _distinct(fills: Iterable[Fill]) -> list[Fill]:
-    """Return fills of one place and value once."""
     return [*{(extent(fill.view), repr(fill.value)): fill for fill in fills}.values()]
 
 
 def _place(view: torch.Tensor, places: Mapping[int, list[tuple[str, torch.Tensor]]]) -> dict[str, Any]:
-    """Describe where a view lies in the model, as data for JSON: its shape, the name of a parameter or buffer that
-    contains its first element, the offset of that element in the parameter, and its strides. Offset and strides count
-    elements."""
+    """Where a view lies in the model, as data for JSON; offset and strides count elements."""
     begin = extent(view).begin
     its = places[storage_of(view)]
     name, whole = next((each for each in its if extent(each[1]).begin <= begin < extent(each[1]).end), its[0])
@@ -549,18 +544,15 @@ def _place(view: torch.Tensor, places: Mapping[int, list[tuple[str, torch.Tensor
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:
-    """Return "float32" for the dtype of a float32 tensor."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def _current_state(depends_on: Any) -> Any:
-    """Return the present value of what the user gave as `depends_on=`: that, or what it returns if it is a function."""
     return depends_on() if callable(depends_on) else depends_on
 
 
 def _copied_state(depends_on: Any) -> Any:
-    """Return the present value of what the user gave as `depends_on=`. Tensors, arrays and lists are copied, so that a
-    change in place is noticed."""
+    """The present value of `depends_on=`, copied, so that a change in place is noticed."""
 
     def copied(leaf: Any) -> Any:
         """Return a copy of a leaf that can be copied; else the leaf."""
@@ -572,7 +564,6 @@ def _copied_state(depends_on: Any) -> Any:
 
 
 def _same_state(one: Any, other: Any) -> bool:
-    """True if two trees have one structure, and equal leaves."""
     if torch.utils._pytree.tree_structure(one) != torch.utils._pytree.tree_structure(other):
         return False
     return all(map(_same_leaf, tree_leaves(one), tree_leaves(other)))

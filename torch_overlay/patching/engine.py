@@ -69,7 +69,6 @@ class SwapCode(SetAttribute):
         super().undo()
 
     def _set(self, values: dict[str, Any]) -> None:
-        """Set attributes of the function, by their names."""
         for field, value in values.items():
             setattr(self.old, field, value)
 

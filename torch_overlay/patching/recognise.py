@@ -167,8 +167,8 @@ def stranger(source: Source, qualname: str, value: Any) -> str | None:
 
 
 def _package_folder(name: str) -> str:
-    """Return the first folder of the top-level package that this module is in; "/nowhere", which is a prefix of no
-    file, if that isn't imported or is no package. Code below it is taken for the package's own, see `_functions`."""
+    """The first folder of the top-level package that this module is in; "/nowhere" if that isn't imported or is no
+    package."""
     package = sys.modules.get(name.partition(".")[0])
     return next(iter(getattr(package, "__path__", None) or ["/nowhere"]))
 

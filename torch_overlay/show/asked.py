@@ -122,7 +122,6 @@ def _redistribution(
     cost: Cost,
     named: bool = True,
 ) -> Redistribution:
-    """Make the value that `explained` plans."""
     before, after, refused = regions
     return Redistribution(
         words=("·".join(map(word_of, ends[0])), "·".join(map(word_of, ends[1]))),
@@ -142,8 +141,8 @@ def _redistribution(
 
 
 def _regions(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> typed.RegionsOrReason:
-    """Return the regions of both specs, and the reason if the overlay would leave this to torch's own steps, else "".
-    If the planner has no regions for these specs, return (None, None, the reason)."""
+    """The regions of both specs, and the reason if this is left to torch's own steps; (None, None, the reason) if there
+    are none."""
     shape, sizes = tuple(source.shape), tuple(mesh.shape)
     try:
         before, after = (
@@ -156,7 +155,6 @@ def _regions(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> type
 
 
 def _groups(mesh: DeviceMesh, chosen: Choices, on: bool) -> JointAxes:
-    """The sets of axes for which there is a joint group."""
     policy = "existing" if chosen.share_groups == "off" else chosen.flatten
     if on:
         return joint_axes(mesh)
@@ -243,12 +241,8 @@ def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: 
 
 
 def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
-    """Compute what the ranks of a mesh send to one another for these changes, if they run together.
-
-    Only axes along which some change moves elements matter. For each coordinate on the other axes there is one slice of
-    the mesh, and all slices run at the same time: the bytes are those of all slices, and the number of exchanges is the
-    largest one of a slice.
-    """
+    """What the ranks of a mesh send to one another for these changes, if they run together: bytes are those of all
+    slices of the mesh along the axes that move, which run at the same time."""
     axes = sorted(frozenset().union(*[change.axes for change in changes]))
     others = [range(1) if axis in axes else range(size) for axis, size in enumerate(mesh.shape)]
     flow = NOTHING
@@ -258,10 +252,8 @@ def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
 
 
 def _ranks(mesh: DeviceMesh) -> list[int]:
-    """The ranks of a mesh, row-major."""
     return mesh.mesh.flatten().tolist()  # type: ignore[no-any-return]
 
 
 def _sorted(ranks: Iterable[int]) -> tuple[int, ...]:
-    """The ranks in ascending order."""
     return tuple(sorted(ranks))

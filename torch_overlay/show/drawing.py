@@ -273,7 +273,6 @@ _WIDEST = 22.0  # inches
 
 
 def _draw(drawing: Drawing, path: str) -> None:
-    """Draw the mesh to a file: a panel for each axis."""
     mesh = drawing.mesh
     if len(mesh.ranks) > MOST_RANKS:
         raise ValueError(f"a picture shows at most {MOST_RANKS} ranks, got {len(mesh.ranks)}: draw a smaller mesh")

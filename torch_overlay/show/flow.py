@@ -125,7 +125,6 @@ class FlowExplanation(screen.Shown):
         return ["", *screen.headed(aligned(rows, right=(2, 3)))]
 
     def _matrix(self) -> list[str]:
-        """A row for each sender and a column for each receiver, with the sums, as lines."""
         out, into = self.sums()
         rows = [("from\\to", *map(str, self.ranks), "sends")]
         for rank in self.ranks:
@@ -173,16 +172,6 @@ def of_words(
     shape: tuple[int, ...], source: End, target: End, itemsize: int, tensors: int = 1, budget: int = BUDGET
 ) -> FlowExplanation:
     """Explain a move of equal tensors. No process group is made.
-
-    Args:
-        shape: of one whole tensor.
-        source, target: placements, and the sizes and ranks of a mesh.
-        tensors: how many there are.
-        budget: the most bytes that a rank may have in buffers at one time.
-
-    Raises:
-        ValueError: a pending source or target, wrong placements, too few tensors, or too small a budget.
-        NotPlanned: a shard isn't one box.
 
     >>> from .typed import Replicate, Shard
     >>> print(of_words((8, 8), ([Shard(0)], (2,), (0, 1)), ([Replicate()], (2,), (2, 3)), itemsize=4))

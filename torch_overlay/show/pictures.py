@@ -186,7 +186,6 @@ def draw_flow(ranks: tuple[int, ...], sent: Mapping[tuple[int, int], int], lines
 
 
 def _check_count(ranks: int) -> None:
-    """Check that a picture can show so many ranks."""
     if ranks > MOST_RANKS:
         raise ValueError(
             f"a picture shows at most {MOST_RANKS} ranks, got {ranks}: draw a smaller mesh of the same kind"
@@ -194,7 +193,6 @@ def _check_count(ranks: int) -> None:
 
 
 def _collectives(plan: ShownPlan) -> list[ShownStep]:
-    """The steps that send something."""
     return [line for line in plan.lines if line.axes]
 
 

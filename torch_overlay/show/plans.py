@@ -105,7 +105,6 @@ _ENDED = {"sum": "sum", "avg": "average", "max": "maximum", "min": "minimum"}
 
 
 def _why(step: Step, averages: bool) -> str:
-    """Why the plan has this step, in one sentence."""
     if isinstance(step, Narrow):
         return "local: each rank holds what it wants and keeps that"
     if isinstance(step, Embed):

@@ -60,7 +60,7 @@ def totals(source: DTensorSpec, target: DTensorSpec, flattened: JointAxes) -> To
 
 
 def _parts(elements: int, ranks: int) -> int:
-    """The elements that all other ranks send of their parts."""
+    """The elements that the other ranks send of their parts."""
     return (ranks - 1) * -(-elements // ranks)
 
 

@@ -111,7 +111,6 @@ def _bare(text: str) -> str:
 
 
 def _placement(word: str, text: str) -> Placement:
-    """Read one placement."""
     match = _WORD.fullmatch(word)
     if match is None:
         raise ValueError(f"{word!r} in {text!r} is no placement; there are {_KNOWN}")

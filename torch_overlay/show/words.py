@@ -111,11 +111,6 @@ def folded(
     `folds` gives for the column, and continue on the next line. Lines are still too long where no part of a cell can be
     cut.
 
-    Args:
-        width: columns that a line may have.
-        folds: the separator of each column that may become narrower, by its number.
-        right: the columns that are aligned to the right.
-
     >>> for lines in folded([("axis", "ranks"), ("a = b = c", "0, 1")], 12, {0: " = "}):
     ...     print(*lines, sep="\\n")
     axis   ranks

@@ -52,13 +52,11 @@ class OverlayContinuous(_UnderOverlay):
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
-        """Open the rank's world under the overlay."""
         with cls.overlay():
             super()._init_pg(rank, world_size, rdvz_file)  # type: ignore[misc]
 
     @classmethod
     def _run_test_given_id(cls, test_id: str, **kwargs: Any) -> None:
-        """Run a test under the overlay."""
         with cls.overlay():
             super()._run_test_given_id(test_id, **kwargs)  # type: ignore[misc]
 

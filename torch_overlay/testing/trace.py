@@ -87,7 +87,6 @@ def _not_from_source(patch: Patch, now: object) -> str | None:
 
 
 def _described(value: object) -> str:
-    """Return a recorded value in words."""
     return recognise.describe(value[0] if isinstance(value, tuple) else value)
 
 

@@ -126,5 +126,4 @@ def _torchs_cuts(placements: Any, sizes: Any, coordinate: Any, dim: int) -> tupl
 
 
 def _length(length: int, cuts: tuple[Cut, ...]) -> int:
-    """Return how much of a dim these cuts leave."""
     return sum([run.length for run in cut_runs((length,), cuts)[0]])

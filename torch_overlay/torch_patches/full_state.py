@@ -155,8 +155,7 @@ def _refused_by_scatter(tensor: Any, whole: Any) -> bool:
 
 
 def _uneven_regions(tensor: Any, whole: Any, meshes: Meshes) -> Regions | None:
-    """Return which coordinate holds which box of a tensor that has strided shards which don't divide evenly: torch
-    would cut it in another way, or not at all."""
+    """Which coordinate holds which box of a tensor that has strided shards which don't divide evenly."""
     if not isinstance(tensor, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != tensor.shape:
         return None
     held = uneven_strides(whole, tensor.device_mesh, tensor.placements)
@@ -259,10 +258,8 @@ def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[i
 
 
 def _offloaded(wholes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy tensors into the host's memory.
-
-    From a GPU they go through one pinned buffer, so that the host waits for the GPU once.
-    """
+    """Copy tensors into the host's memory; from a GPU through one pinned buffer, so that the host waits for the GPU
+    once."""
     staged = [whole for whole in wholes if not _is_on_host(whole) and 0 < whole.nbytes <= WHOLE]
     if not staged or sum([whole.nbytes for whole in staged]) > WHOLE:
         return [whole.cpu() for whole in wholes]
@@ -276,5 +273,4 @@ def _offloaded(wholes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _is_on_host(tensor: torch.Tensor) -> bool:
-    """True for a tensor in the host's memory."""
     return tensor.device.type == "cpu"

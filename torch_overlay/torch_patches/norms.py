@@ -90,12 +90,11 @@ def clip_with_norm(parameters: Any, max_norm: float, total_norm: Any, foreach: b
 
 
 def _mesh_of(tensor: torch.Tensor) -> DeviceMesh | None:
-    """Return the mesh of a DTensor; None for a plain tensor."""
     return getattr(tensor, "device_mesh", None)
 
 
 def _by_mesh(tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> dict[DeviceMesh | None, list[Any]]:
-    """Group values by the mesh of the tensor to which each belongs, in the order in which meshes come."""
+    """Values by the mesh of the tensor to which each belongs."""
     grouped: dict[DeviceMesh | None, list[Any]] = {}
     for tensor, value in zip(tensors, values):
         grouped.setdefault(_mesh_of(tensor), []).append(value)

@@ -199,7 +199,6 @@ def _can_wait(world: ProcessGroup) -> bool:
 
 
 def _line_key(rank: int) -> str:
-    """The store key of a rank's lines."""
     return f"mesh_line/{rank}"
 
 

@@ -153,9 +153,7 @@ def _find_or_make_groups(
     names: Sequence[str] | None,
     overrides: Sequence[Override],
 ) -> list[str]:
-    """`make_groups`, with the privacy that the context says: its arguments, its result
-    and its errors. Warns if the mesh isn't private while another thread or task is
-    inside `private_groups`."""
+    """`make_groups`, with the privacy that the context says."""
     # Both come before any group is made: a rank whose peers build another mesh would
     # hang in the first creation.
     leave_line(
@@ -276,8 +274,6 @@ def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -
 
 
 def _covers_world(request: Request, world_size: int) -> bool:
-    """True if the axis holds all ranks of the world, in rank order, and no backend or
-    options are asked for."""
     view = request.view
     if view.layout.numel() != world_size or request.override != (None, None):
         return False
@@ -287,15 +283,9 @@ def _covers_world(request: Request, world_size: int) -> bool:
 
 
 def _ranks_to_ask_for(view: View, alone: bool) -> list[list[int]]:
-    """The ranks of each group that this rank asks for.
-
-    If members create a group ``alone``, that is the copy of the axis that holds this
-    rank, or nothing on a rank outside. Else it is all copies, since every rank of the
-    world takes part in creating each of them.
-
-    On a 2 x 4 mesh, rank 5 asks for [[4, 5, 6, 7]] along the inner axis, or for [[0, 1,
-    2, 3], [4, 5, 6, 7]].
-    """
+    """The ranks of each group that this rank asks for. On a 2 x 4 mesh, rank 5 asks
+    along the inner axis for [[4, 5, 6, 7]] if members create ``alone``, else also for
+    [0, 1, 2, 3]."""
     rank = distributed_c10d.get_rank()
     if not alone:
         return [view.ranks(view.rank_map[start]) for start in view.copies()]
@@ -403,8 +393,6 @@ def make_joint_groups(mesh: DeviceMesh) -> None:
 
 
 def _new_meshes_get_joint_groups() -> bool:
-    """True if the settings and the default group let a new mesh get a group over all
-    its axes."""
     # Without sharing, no group may serve two views, but all views of a universe use its
     # joint groups.
     if (
@@ -452,7 +440,6 @@ def prepare(mesh: DeviceMesh) -> None:  # overlay only
 
 
 def _axes_of_several_ranks(mesh: DeviceMesh) -> tuple[int, ...]:
-    """The numbers of the axes that have more than one rank."""
     return tuple(
         axis
         for axis, size in enumerate(view_of(mesh).layout.top_level_sizes)
@@ -662,7 +649,7 @@ def _create_groups(
     request: Request, copies: list[list[int]], alone: bool
 ) -> list[ProcessGroup | None]:
     """Create the groups by one split of the default group where that can be, or else
-    one by one. Returns one group or None for each copy, and raises, as `new_groups`."""
+    one by one."""
     # One call makes the groups of all copies.
     if not alone and _can_split(distributed_c10d._get_default_group(), request, copies):
         group = _split(request, copies)
@@ -673,13 +660,9 @@ def _create_groups(
 
 
 def _can_split(world: ProcessGroup, request: Request, copies: list[list[int]]) -> bool:
-    """True if one split of the default group can make all the groups. In each of them
-    the ranks must ascend.
-
-    The world must be bound to a device, or run on torchcomms, and its backend must be
-    able to split. In a world that isn't bound, the device type of the mesh decides, not
-    the devices of this host, since hosts may differ.
-    """
+    """True if one split of the default group can make all the groups. In a world that
+    isn't bound, the device type of the mesh decides, not the devices of this host,
+    since hosts may differ."""
     device = world.bound_device_id or torch.device(request.device_type)
     backend = request.override[0]
     if not makes_communicators(world) or (
@@ -840,8 +823,8 @@ def _abort_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
 
 
 def _groups_of_universe(mesh: DeviceMesh) -> list[ProcessGroup]:
-    """The living groups of a root mesh and its views, without the default group.
-    Includes the joint groups, which are only in the table of the universe."""
+    """The living groups of a root mesh and its views, joint groups included, without
+    the default group."""
     shared = shared_state(mesh)
     names = dict.fromkeys((*(group_names(mesh) or ()), *shared.registry))
     if shared.universe is not None:

@@ -232,7 +232,6 @@ def _groups_here() -> tuple[Any, ...]:
 
 
 def _all_entries() -> list[Entry]:
-    """The entries of all universes of this world."""
     return [
         entry
         for universe in current_world().universes
@@ -344,9 +343,8 @@ def _candidates(
 
 
 def _name_in_table(table: GroupTable, wanted: _WantedGroup) -> str | None:
-    """The name of a group over the wanted ranks that serves an axis of the wanted name.
-    Of several, the one with the saved name, or else the first. None if there is none.
-    """
+    """The name of a group over the wanted ranks that serves an axis of the wanted name;
+    of several, the one with the saved name."""
     names = [
         entry.group_name
         for key, entry in list(table.entries.items())
@@ -359,11 +357,9 @@ def _name_in_table(table: GroupTable, wanted: _WantedGroup) -> str | None:
 
 
 def _groups_over(ranks: list[int]) -> dict[str, str]:
-    """The descriptions of the groups over these ranks, by group name.
-
-    A group that a mesh made must have the ranks in this order. A user's group may have
-    them in any order, since from_group takes a group as it is.
-    """
+    """The descriptions of the groups over these ranks, by group name. Those of meshes
+    must have this order, those of users may have any, since from_group takes a group as
+    it is."""
     world = distributed_c10d._world
     descriptions: dict[str, str] = {}
     for group, name in world.pg_names.items():

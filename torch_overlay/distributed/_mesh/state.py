@@ -241,12 +241,8 @@ def _forget_coordinates(mesh: DeviceMesh) -> None:  # overlay only
 
 
 def _build_state(mesh: DeviceMesh) -> InUniverse:
-    """Return the state of a mesh that has none yet: one that has only the attributes
-    that DeviceMesh stores, or that forwards to another mesh.
-
-    The state is built and stored in the mesh. If the mesh forwards to another one,
-    that one's state is returned, and nothing is stored here.
-    """
+    """Build and store the state of a mesh that has none yet. If the mesh forwards to
+    another one, that one's state is returned, and nothing is stored here."""
     with _building:
         if "_in_universe" not in mesh.__dict__:
             forwarded = _forwarded_state(mesh)
@@ -325,8 +321,7 @@ def _has_ranks_of_root(attributes: dict[str, Any], root: Any) -> bool:
 
 
 def _read_state(mesh: DeviceMesh) -> None:
-    """Build the state of a mesh from its stored attributes, and store it. Removes
-    the attribute ``_universe`` that a loaded mesh has."""
+    """Build the state of a mesh from its stored attributes, and store it."""
     attributes = _stored_attributes(mesh)
     root = getattr(mesh, "_root_mesh", None)
     # A loaded mesh says which universe it was saved from, see `saved_state`.
@@ -528,9 +523,8 @@ def _new_mesh(
 def _set_rank_and_groups(
     mesh: DeviceMesh, parent: DeviceMesh, groups: Sequence[str] | None
 ) -> DeviceMesh:
-    """Give a new view the rank of its parent, its coordinates and its group names.
-    Returns the view. A view of a loaded mesh that still waits for its groups waits,
-    too."""
+    """Give a new view the rank of its parent, its coordinates and its group names. A
+    view of a loaded mesh that still waits for its groups waits, too."""
     rank = getattr(parent, "_rank", None)
     if rank is None and parent._device_type != "xla" and is_initialized():
         rank = get_rank()  # a subclass that skips __init__ may have no _rank

@@ -559,7 +559,6 @@ def _note_when_mesh_is_gone(shared: Holder, universe: Universe) -> None:
 
 
 def _leave(universe: Universe) -> None:
-    """Note that a mesh of this universe is gone."""
     universe.living -= 1
     universe.world.left[universe] = None
 

@@ -23,7 +23,6 @@ class HTTPClient:
         self.url, self.timeout = url.rstrip("/"), timeout
 
     def _post(self, route: str, **body: Any) -> None:
-        """Post a body as JSON, and wait for the answer."""
         data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
         try:
             urllib.request.urlopen(

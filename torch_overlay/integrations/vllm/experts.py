@@ -177,7 +177,6 @@ def _parameters_of(layer: Any, moved: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def _local_slots(module: Any, physical: int) -> list[int]:
-    """Return the numbers of this worker's slots among all."""
     manager, many = module.expert_map_manager, int(module.local_num_experts)
     rows = [*range(physical)] if manager.expert_map is None else manager.expert_map.tolist()
     slots = [slot for slot, row in enumerate(rows) if row >= 0]

@@ -304,7 +304,6 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         return failed, told
 
     def _failure_of(self, work: Callable[[], None]) -> Exception | None:
-        """Run `work`."""
         error = self._error_of(work)
         if error is not self._own_error:  # the words of a source are its own
             name_worker(error, self._trainers)
@@ -319,7 +318,6 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             raise failed
 
     def _weights(self) -> dict[str, Any]:
-        """Return what this rank sends, by name."""
         if hasattr(self.source, "tensors"):
             return dict(self.source.tensors())
         metas = {meta.name: meta for meta in self.source.metadata}

@@ -197,7 +197,6 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._log_landings()
 
     def _moves_experts(self) -> bool:
-        """True if the server was started with `enable_eplb`."""
         return bool(getattr(self.parallel_config, "enable_eplb", False))
 
     def _live_experts(self) -> LiveExperts | None:
