@@ -1,5 +1,5 @@
 # Owner(s): ["oncall: distributed"]
-"""Which groups meshes ask for, how these are made and named, and what ranks compare first."""
+"""Which groups meshes ask for, how these are made and named, and what ranks are told first."""
 
 from datetime import timedelta
 from unittest import mock
@@ -8,13 +8,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 from torch.distributed import distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.testing._internal.common_distributed import MultiThreadedTestCase
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._mesh import compare
 from torch_overlay.distributed._mesh.groups import Request, axis_group, new_groups
 from torch_overlay.distributed._mesh.rank_map import RankMap, View
 from torch_overlay.distributed._mesh.universe import Kind, current_world
@@ -193,60 +190,6 @@ class TestDefaultGroup(TestCase):
         self.assertFalse(self._has_it([1, 0, *range(2, 8)]), msg="in another order")
         self.assertFalse(self._has_it(range(2, 6)), msg="over some ranks")
         self.assertFalse(self._has_it(range(8), ("fake", None)), msg="on a backend that was asked for")
-
-
-class TestCompare(TestCase):
-    """What the rank says that reads the lines of all."""
-
-    def _verdict(self, *lines: str) -> str:
-        store = dist.HashStore()
-        for rank, line in enumerate(lines):
-            store.set(f"mesh_line/{rank}", line)
-        return compare._verdict(compare.who_builds(store, range(len(lines))))
-
-    def test_all_the_same(self) -> None:
-        self.assertEqual(self._verdict("x=1\n0-1 1 (a=2)", "x=1\n2-3 1 (b=2)\n0-1 2 (a=2)"), "same")
-
-    def test_a_rank_that_differs_is_named(self) -> None:
-        said = self._verdict("x=1\n0-2 1 (a=3)", "x=1\n0-2 1 (b=3)", "x=1\n0-2 1 (a=3)")
-        self.assertIn("ranks 0, 2 build (a=3); rank 1 builds (b=3)", said)
-
-    def test_a_rank_with_other_settings_is_named(self) -> None:
-        said = self._verdict("x=1\n0-2 1 (a=3)", "x=2\n0-2 1 (a=3)", "x=1\n0-2 1 (a=3)")
-        self.assertIn("with the same settings, and they differ: ranks 0, 2 run x=1; rank 1 runs x=2", said)
-
-
-class TestCompareRanks(MultiThreadedTestCase):
-    @property
-    def world_size(self) -> int:
-        return 2
-
-    def setUp(self) -> None:
-        super().setUp()
-        self._spawn_threads()
-
-    @config.patch(mesh_check=True)
-    def test_ranks_that_build_different_meshes_are_told(self) -> None:
-        rank, ranks = dist.get_rank(), RankMap.identity(2)
-        compare.leave_line(lambda: "(dp=2)", ranks)
-        compare.check_same_mesh()
-        compare.leave_line(lambda: f"({'ab'[rank]}=2)", ranks)
-        said = rf"0 builds \(a=2\); rank 1 builds \(b=2\)\. This rank, {rank}, builds \({'ab'[rank]}"
-        with self.assertRaisesRegex(RuntimeError, said):
-            compare.check_same_mesh()
-
-
-class TestMeshCheck(TestCase):
-    def test_a_mesh_says_what_it_is_before_it_makes_groups(self) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
-        self.addCleanup(dist.destroy_process_group)
-        said = []
-        leaving = "torch_overlay.distributed._mesh.groups.leave_line"
-        with mock.patch(leaving, lambda describe, ranks: said.append(describe())):
-            init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-            DeviceMesh("cpu", [3, 2, 1, 0])
-        self.assertRegex(said[0], r"^\(dp=2, tp=4\) on cpu over ranks 0 to 7 as .*2.*4.*4.*1")
-        self.assertRegex(said[1], r"^\(4\) on cpu over ranks .*3.*0.* #[0-9a-f]{8} as .*4.*1")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from torch_overlay.distributed._mesh.universe import (
     makes_communicators,
     members_create,
 )
-from torch_overlay.distributed.distributed_c10d import compact
 
 
 class TestMeshRanks(TestCase):
@@ -54,7 +53,7 @@ class TestGroupTable(TestCase):
         self.addCleanup(lambda: dist.is_initialized() and dist.destroy_process_group())
 
     def _key(self, ranks, name="tp", override=(None, None)) -> Key:
-        return Key(compact(ranks), Kind.of(override), name)
+        return Key(tuple(ranks), Kind.of(override), name)
 
     def _make(self, copies):
         self.made += copies

@@ -5,6 +5,7 @@ import copy
 import pickle
 import tracemalloc
 import warnings
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -323,6 +324,19 @@ class TestEqualMeshes(TestCase):
             DTensor.from_local(torch.ones(2), m, [Shard(0)] * 2, run_check=False)._spec for m in (mesh, copy.copy(mesh))
         ]
         self.assertEqual(*specs)
+
+
+class TestMeshCheck(TestCase):
+    def test_a_mesh_says_what_it_is_before_it_makes_groups(self) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
+        self.addCleanup(dist.destroy_process_group)
+        said = []
+        leaving = "torch_overlay.distributed._mesh.groups.leave_line"
+        with mock.patch(leaving, lambda describe, ranks: said.append(describe())):
+            init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+            DeviceMesh("cpu", [3, 2, 1, 0])
+        self.assertRegex(said[0], r"^\(dp=2, tp=4\) on cpu over ranks 0 to 7 as .*2.*4.*4.*1")
+        self.assertRegex(said[1], r"^\(4\) on cpu over ranks .*3.*0.* #[0-9a-f]{8} as .*4.*1")
 
 
 if __name__ == "__main__":
