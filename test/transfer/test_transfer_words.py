@@ -193,3 +193,12 @@ def test_bytes_are_printed_alike(place):
     with torch_overlay.Transfer(source, target, group=place, budget=150_628) as sync:
         assert "budget 147.1 KiB" in str(sync)
         assert "1 tensor, 147.1 KiB, on rank 0" in str(torch_overlay.explain(sync))
+
+
+def test_progress_ends_where_nothing_is_sent(place):
+    seen = []
+    source, target = {"w": ones(3)}, {"w": torch.zeros(3)}
+    with torch_overlay.Transfer(source, target, group=place, progress=lambda *both: seen.append(both)) as sync:
+        sync.run()
+        sync.run()
+    assert seen == [(0, 0), (0, 0)]

@@ -441,8 +441,11 @@ class Run:
         try:
             if transfer.options.changes:
                 self._send_whole_where_needed(plan, decision.need_whole)
-            landed = nothing if transfer.progress is None else Progress(transfer.progress, plan.bytes_of(rank)).add
+            progress = None if transfer.progress is None else Progress(transfer.progress, plan.bytes_of(rank))
+            landed = nothing if progress is None else progress.add
             plan.exchanges.run(*own, Going(sent, keeps, self.group.watch, self.state, landed))
+            if progress is not None:
+                progress.end()
         except (Torn, KeyboardInterrupt, SystemExit):
             self._bump_versions(plan)
             raise

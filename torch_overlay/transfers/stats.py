@@ -24,18 +24,24 @@ class Progress:
 
     def __init__(self, call: Callable[[int, int], object], total: int) -> None:
         self._call, self._total, self._done, self._told = call, total, 0, 0.0
+        self._is_ended = False
 
     def add(self, size: int) -> None:
         """Note that so many bytes more were sent and got. Messages are rounded up, and their sum is not."""
         self._done = min(self._done + size, self._total)
-        now = time.monotonic()
-        if self._told < math.inf and (now - self._told >= SECONDS or self._done == self._total):
+        now, self._is_ended = time.monotonic(), self._done == self._total
+        if self._told < math.inf and (now - self._told >= SECONDS or self._is_ended):
             self._told = now
             try:
                 self._call(self._done, self._total)
             except Exception:  # a bar that breaks shouldn't end the run of all ranks
                 logger.warning("progress= of a Transfer raised, and isn't called any more in this run", exc_info=True)
                 self._told = math.inf
+
+    def end(self) -> None:
+        """Note that the run is over, also one in which nothing was sent."""
+        if not self._is_ended:
+            self.add(self._total - self._done)
 
 
 def added(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
