@@ -45,6 +45,7 @@ __all__ = [
     "enabled",
     "explain",
     "is_enabled",
+    "join",
     "landings",
     "meet",
     "options",
@@ -291,12 +292,21 @@ def prepare(mesh: DeviceMesh) -> None:
     groups.prepare(mesh)
 
 
-def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = None, timeout: float = 300.0) -> Place:
+def meet(
+    address: str,
+    *,
+    rank: int,
+    world_size: int,
+    key: str | bytes | None = None,
+    timeout: float = 300.0,
+    open: bool = False,
+) -> Place:
     """Meet processes of other torch.distributed worlds, or of none, for a ``Transfer(group=place)`` among them.
 
     Collective over all processes that meet, each with a rank of its own in the place. Errors, ``gone`` and ``traffic``
     of a `Transfer` use these ranks. If a mesh is to take part, all of its ranks meet. A process that was started again
-    can't come back alone: rank 0 closes the place, and all meet again. No group of torch's is used or needed.
+    can't come back alone, unless the place is open: rank 0 closes it, and all meet again. No group of torch's is used
+    or needed.
 
     Args:
         address: ``tcp://host:port`` of rank 0, which listens there and nowhere else.
@@ -306,6 +316,8 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
             isn't sent. Without a key, whoever reaches the port is believed. It doesn't protect tensors, which travel
             over gloo or NCCL.
         timeout: seconds that the ranks of the place wait for one another.
+        open: whether servers may `join` the place, and leave it, at any time. Those that meet are the trainers. At an
+            address that other hosts reach it needs a key.
 
     Raises:
         ValueError: a malformed address, rank or timeout, an empty key, or another key than rank 0 gave. After the
@@ -330,7 +342,67 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
 
     require_recognised()
     from_environment()  # or with a misspelt TORCH_OVERLAY_MEET_KEY nothing would be signed
-    return Place(address, rank, world_size, key, checked_timeout(timeout))
+    return Place(address, rank, world_size, key, checked_timeout(timeout), open)
+
+
+def join(
+    address: str,
+    *,
+    name: str | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    key: str | bytes | None = None,
+    timeout: float = 300.0,
+) -> Place:
+    """Join the trainers that met at an open place, as a server, for a ``Transfer(None, target, group=place)``.
+
+    Collective over the ranks of the server, which come and go together. They may be those of a torch.distributed world,
+    or of none. Returns when the place has taken note of the server. Making its `Transfer` returns when the trainers'
+    next run takes it in, for which it waits as long as the timeout; the first run of the server is that run.
+
+    Args:
+        address: that of the trainers' ``meet(open=True)``.
+        name: the same on all ranks of the server, and another one than that of other servers. A server that was
+            restarted takes the place of its former self by its name. Without a name, a server of one rank gets a new
+            one, and the ranks of a world agree on one.
+        rank, world_size: of this process in the server.
+        key: as the trainers gave it to `meet`.
+        timeout: seconds that the ranks of the server wait for one another, and for the trainers.
+
+    Raises:
+        ValueError: a malformed address, rank or timeout; several ranks without a name and without a world; the place
+            isn't open, or the key isn't the trainers'.
+        RuntimeError: nobody listens at the address, or a rank of the server didn't come in time.
+        OptionError: an environment variable of torch_overlay is misspelt, or has a wrong value. It is a ValueError.
+        UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
+
+    >>> import torch, torch_overlay
+    >>> from threading import Thread
+    >>> place = torch_overlay.meet("tcp://127.0.0.1:29614", rank=0, world_size=1, open=True)
+    >>> weights = {"w": torch.ones(2)}
+    >>> sync = torch_overlay.Transfer(weights, None, group=place)  # no server is there
+    >>> served = {"w": torch.zeros(2)}
+    >>> def serve():
+    ...     with torch_overlay.join("tcp://127.0.0.1:29614", name="server-0") as joined:
+    ...         torch_overlay.Transfer(None, served, group=joined).run()
+    >>> server = Thread(target=serve)
+    >>> server.start()
+    >>> while not sync.joined:
+    ...     sync.run()
+    >>> server.join()
+    >>> served["w"], sync.joined
+    (tensor([1., 1.]), ('server-0',))
+    >>> sync.close(), place.close()
+    (None, None)
+    """
+    from .choices import from_environment
+    from .overlay import require_recognised
+    from .rendezvous.meeting import Place
+    from .transfers.options import checked_timeout
+
+    require_recognised()
+    from_environment()
+    return Place.joined(address, name, rank, world_size, key, checked_timeout(timeout))
 
 
 def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:

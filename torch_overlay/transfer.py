@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakSet
 
 from .distributed._mesh.text import of_ranks
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from .rendezvous.fleet import Gone
     from .rendezvous.meeting import Place
     from .transfers._planner.schedule import Flow
     from .transfers.background import Running
+    from .transfers.fleets import Fleets
+    from .transfers.run import TransferState
     from .transfers.stats import RunStats
     from .transfers.trees import Names
 
@@ -87,6 +90,8 @@ class Transfer:
         progress: called in runs on this rank, at most each half second and at the end, with the bytes that it has sent
             and got and those of the whole run: ``progress(done, all)``. In the background it is called on the run's
             thread. With `changes`, bytes count as if everything went whole. An error in it is logged.
+        at_least: at an open place, how many servers have to be there after a run. With fewer, trainers raise when the
+            run has been finished with those that are left.
         host: a name for the machine on which this rank is. By default ``NCCL_HOSTID``, or the host's name and boot id.
 
     Attributes:
@@ -94,6 +99,8 @@ class Transfer:
         exchanges: how many exchanges a run takes; 0 on a rank that has no part in it.
         staging: the most bytes that a run of all tensors has in buffers on this rank; 0 on a rank that has no part in
             it. Copies of sources aren't counted. A run with `only` may have more, up to the budget.
+        joined, gone: at an open place, the names of the servers that came in the last run, and those that were dropped,
+            each with its ranks and why.
         left_out: the names that only one side has, and that aren't moved, under "source" and "target".
         traffic: what a run of all tensors takes: for each rank of both sides the bytes that it sends, those that it
             gets, and how many exchanges it would need alone; `exchanges` is how many there are. With `changes`, as if
@@ -126,6 +133,7 @@ class Transfer:
         relay: bool | None = None,
         host: str | None = None,
         progress: Callable[[int, int], object] | None = None,
+        at_least: int = 0,
     ) -> None:
         from .overlay import require_recognised
 
@@ -137,22 +145,56 @@ class Transfer:
             )
         if not (progress is None or callable(progress)):
             raise TypeError(f"progress= takes a function of two numbers of bytes; got {progress!r}.")
-        from .transfers.exchanges import log_plan
         from .transfers.making import make
 
-        self._state, self._names = make(source, target, group, names, gone, options), names
-        self._state.progress = progress
         self._running, self._is_closed, self._process = Lock(), False, os.getpid()
-        self.budget, self.left_out = options.budget, self._state.agreement.left_out
-        self.exchanges = self.staging = 0
-        self.traffic: dict[int, tuple[int, int, int]] = {}
-        if self._state.group is not None:
-            plan = self._state.plans.by_names[None]
-            self.traffic, self.exchanges = plan.traffic, plan.exchanges.count
-            self.staging = plan.exchanges.staging
+        self._names, self._progress, self._at_least, self.budget = names, progress, at_least, options.budget
+        self._trees = [source, target]
+        self._fleet: Fleets | None = None
+        self.joined: tuple[str, ...] = ()
+        self.gone: tuple[Gone, ...] = ()
+        fleet = getattr(group, "fleet", None)
+        if fleet is None:
+            self._adopt(make(source, target, group, names, gone, options))
+        else:
+            from .transfers.fleets import Fleets
+
+            if fleet.is_used:
+                raise ValueError("An open place has one Transfer at a time: close the one that there is.")
+            place = cast("Place", group)
+            self._fleet = Fleets(
+                place, fleet, lambda: make(self._trees[0], self._trees[1], place, names, gone, options)
+            )
+            self._adopt(self._fleet.remake(None, {}))
+            fleet.is_used = True
+            self._note_changes()
         _open.add(self)
         _close_at_end()
+
+    def _adopt(self, state: TransferState) -> None:
+        """Run by this state from now on."""
+        from .transfers.exchanges import log_plan
+
+        state.progress = self._progress
+        self._state, self.left_out = state, state.agreement.left_out
+        self.exchanges = self.staging = 0
+        self.traffic: dict[int, tuple[int, int, int]] = {}
+        if state.group is not None:
+            plan = state.plans.by_names[None]
+            self.traffic, self.exchanges, self.staging = plan.traffic, plan.exchanges.count, plan.exchanges.staging
         log_plan("transfer_plan", lambda: str(self))
+
+    def _note_changes(self) -> None:
+        """Set `joined` and `gone`, and raise if too few servers are left."""
+        if self._fleet is not None:
+            fleet = self._fleet.fleet
+            self.joined, self.gone = tuple([unit.name for unit in fleet.joined]), tuple(fleet.gone)
+            if len(fleet.units) < self._at_least and self._fleet.is_trainer:
+                left = ", ".join(repr(unit.name) for unit in fleet.units) or "none"
+                raise RuntimeError(
+                    f"A Transfer with at_least={self._at_least} has these servers left: {left}. The run was finished "
+                    "with them."
+                )
 
     @property
     def version(self) -> int | None:
@@ -245,22 +287,62 @@ class Transfer:
 
     def _begin(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
-    ) -> Callable[[Callable[[], None]], None]:
+    ) -> Callable[[Callable[[], None]], object]:
         """Check this rank's tensors for a run. Returns a function that does the run, and calls the function that it is
         given when no source is read any more."""
+        first = self._one_run(only, version, check, async_op, snapshot)
+        fleets = self._fleet
+        if fleets is None:
+            return first
+
+        def job(sent: Callable[[], None]) -> None:
+            from .errors import TransferFailed
+
+            run, lost = first, dict[int, str]()
+            fleets.fleet.begin()
+            while True:
+                try:
+                    if run(sent):
+                        break
+                    lost = {}
+                except TransferFailed as error:
+                    lost = {**fleets.lost(error)}
+                before = self._state
+                self._adopt(fleets.remake(before, lost))
+                self._state.version, self._state.stats = before.version, before.stats
+                run = self._one_run(only, version, check, async_op, snapshot)
+            self._note_changes()
+
+        return job
+
+    def _one_run(
+        self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
+    ) -> Callable[[Callable[[], None]], bool]:
+        """Check this rank's tensors for a run. Returns a function that does the run, as `Run.go`."""
         from .distributed._torch import span
         from .transfers.run import Run
 
+        fleets = self._fleet
+        if fleets is not None and not fleets.fleet.units:
+
+            def without_servers(sent: Callable[[], None]) -> bool:
+                has_news = fleets.has_news()
+                if not has_news:
+                    self._state.version = version
+                    sent()
+                return not has_news
+
+            return without_servers
         if not self.traffic:
-            return lambda sent: None
+            return lambda sent: True
         with self._telling_interrupts():
             run = Run.check(self._state, only, version, check, async_op, snapshot)
             if async_op:
                 run.hold()
 
-        def job(sent: Callable[[], None]) -> None:
+        def job(sent: Callable[[], None]) -> bool:
             with self._telling_interrupts(), span(f"Transfer of {counted(len(run.indices), 'tensor')}"):
-                run.go(sent)
+                return run.go(sent)
 
         return job
 
@@ -365,6 +447,7 @@ class Transfer:
             if problems:
                 raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
             self._state.sources, self._state.targets = bound
+            self._trees = [old if new is None else new for old, new in zip(self._trees, (source, target))]
             self._state.last_runs = {}
 
     def forget(self) -> None:
@@ -405,6 +488,8 @@ class Transfer:
         if self.traffic:
             self._state.buffers.forget()
             self._state.plans.by_names.clear()
+        if self._fleet is not None:
+            self._fleet.fleet.is_used = False
         # From now on no method may use the group, and the garbage collector may end the group of a place.
         self._is_closed = True
         self._state.sources, self._state.targets = [], []

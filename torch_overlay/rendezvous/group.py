@@ -33,7 +33,7 @@ def meeting_of(group: ProcessGroup | Sequence[int] | Place | None, gone: frozens
     """Return the next meeting of the ranks that make a Transfer, without those that are gone. All of them have to call
     this in one order, since meetings are counted."""
     if isinstance(group, Place):
-        return group.meeting("A Transfer", [rank for rank in range(group.size) if rank not in gone])
+        return group.meeting("A Transfer", [rank for rank in group.ranks if rank not in gone])
     if gone and group is None:
         group = [rank for rank in range(dist.get_world_size()) if rank not in gone]
     meeting = in_world(group, "A Transfer")

@@ -8,7 +8,7 @@ A `Meeting` uses the store and no collective: a collective that lacks a rank say
 from __future__ import annotations
 
 import hashlib
-import hmac
+import ipaddress
 import json
 import logging
 import os
@@ -33,10 +33,14 @@ from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c
 
 from ..distributed._mesh.text import of_ranks, ranks_text
 from . import long_waits
+from .fleet import Fleet, register
+from .seal import Seal
 from .team import DESCRIPTION, Common, Team, timeout_of
 from .watch import in_time
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from torch.distributed import Store
 
 
@@ -83,6 +87,14 @@ def in_world(group: ProcessGroup | Sequence[int] | None, purpose: str) -> Meetin
     counts[name] += 1
     name = f"torch_overlay/{name}/{counts[name]}"
     return Meeting(name, ranks, dist.get_rank(), distributed_c10d._get_default_store(), timeout, purpose)
+
+
+class Missing(RuntimeError):
+    """Ranks didn't come to a meeting: `gone`."""
+
+    def __init__(self, message: str, gone: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.gone = gone
 
 
 class Meeting:
@@ -198,7 +210,7 @@ class Meeting:
         # it would go on, and the other would raise.
         missing = json.loads(self.store.compare_set("missing", "", json.dumps(missing)))
         if missing:
-            raise RuntimeError(self._missing(missing))
+            raise Missing(self._missing(missing), tuple([rank for rank in missing if rank >= 0]))
 
     def _late(self) -> list[int]:
         """Wait until all ranks have come. Returns those that haven't within the timeout, or before one of them all said
@@ -284,31 +296,8 @@ KEY = "TORCH_OVERLAY_MEET_KEY"  # the environment variable that may have the key
 AGAIN = 0.2  # seconds between two tries to connect
 LEAVING = 5.0  # seconds that rank 0 waits for the others to leave
 _open: weakref.WeakSet[Place] = weakref.WeakSet()  # the places of this process that aren't closed
+_joins: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()  # by world, how often its ranks agreed on a name
 _inherited: list[object] = []  # stores of the parent, which a forked child must neither use nor destroy
-
-
-class Seal:
-    """Signs what a rank says with a key, so that a process without the key can't speak, nor repeat what it has heard.
-
-    Args:
-        key: known to all ranks. It is never sent.
-        session: made of random numbers of all ranks, so that a signature of another session doesn't fit.
-    """
-
-    def __init__(self, key: bytes, session: str) -> None:
-        self._key, self._session = key, session
-
-    def within(self, meeting: str) -> Seal:
-        """Return the seal of one meeting of this session."""
-        return Seal(self._key, f"{self._session} {meeting}")
-
-    def of(self, *words: str) -> str:
-        """Sign words. Returns the signature, in hexadecimal."""
-        return hmac.new(self._key, "\0".join((self._session, *words)).encode(), hashlib.sha256).hexdigest()
-
-    def fits(self, seal: str, *words: str) -> bool:
-        """True if `seal` is the signature of these words."""
-        return hmac.compare_digest(seal, self.of(*words))
 
 
 class Place:
@@ -328,49 +317,143 @@ class Place:
         RuntimeError: a process didn't come within the timeout.
     """
 
-    def __init__(self, address: str, rank: int, world_size: int, key: str | bytes | None, timeout: timedelta) -> None:
-        host, port = _read(address)
-        if not 0 <= rank < world_size:
-            raise ValueError(f"meet() needs a rank from 0 to {world_size - 1}, world_size - 1; got {rank}.")
-        key = os.environ.get(KEY) if key is None else key
-        if key is not None and not key:
-            raise ValueError(f"meet() needs a key that isn't empty, or none: by key=, or by {KEY}.")
-        self.rank, self.size, self.timeout = rank, world_size, timeout
-        self._common: Common | None = None
-        # How many meetings, and how many teams, each list of ranks has had. It makes the name of the next one.
-        self._address, self._meetings, self._teams = address, Counter[str](), Counter[str]()
+    fleet: Fleet | None = None  # at an open place
+    _purpose = ""
+    _store: Any = None
+    _server: TCPStore | None = None
+    _listens_at: tuple[Any, ...] | None = None
+    _seal: Seal | None = None
+
+    def __init__(
+        self,
+        address: str,
+        rank: int,
+        world_size: int,
+        key: str | bytes | None,
+        timeout: timedelta,
+        is_open: bool = False,
+    ) -> None:
+        host, port = self._begin("meet", address, rank, world_size, key, timeout)
+        key = self._key
+        if is_open and key is None and not _is_loopback(host):
+            raise ValueError(
+                f"meet(open=True) at {address}, which other hosts reach, needs a key: by key=, or by {KEY}. Else "
+                "whoever reaches the port could join, and be sent the weights."
+            )
         self._purpose = f"A meeting of {world_size} at {address}"
-        self._store: Any = None
-        self._server = self._listens_at = None
         if rank == 0:
             self._server, self._listens_at = _listening(host, port, self.timeout, self._purpose)
             # By rank 0 alone. If every process could set it, the first to come with a wrong size would decide.
             self._server.set("size", str(world_size))
-        _open.add(self)
         nonce = secrets.token_hex(16)
-        self._seal = None
-        self._world = _default_group()
         try:
-            self._store = _come_in(self, host, port, nonce, self._purpose)
+            self._store = _come_in(self, host, port, self._claim(nonce), self._purpose)
             nonces = self.meeting(self._purpose).say(nonce)
             if nonces[rank] != nonce:
                 raise ValueError(f"{self._purpose}: somebody else spoke as rank {rank}.")
             if key is not None:
                 # Of the random numbers of all ranks, so that nothing that was said before has a valid signature.
-                self._seal = Seal(key.encode() if isinstance(key, str) else key, str(sorted(nonces.items())))
-            worlds = self.meeting(self._purpose).say(_world())
+                self._seal = Seal(key, str(sorted(nonces.items())))
+            worlds = self.meeting(self._purpose).say([*_world(), is_open])
+            if {is_open} != {other for _, _, other in worlds.values()}:
+                raise ValueError(f"{self._purpose}: all give the same open=, and some gave another one.")
+            if is_open:
+                self.fleet = Fleet(self._store, self._seal, world_size, rank, timeout)
+                if rank == 0:
+                    self._store.set("session", str(sorted(nonces.items())))
         except Exception:
             self.close()
             raise
         except BaseException:  # Ctrl-C: nobody leaves because this rank does
             self._close(0)
             raise
-        own_token = worlds[rank][0]
-        self.numbers = {
-            world_rank: place_rank
-            for place_rank, (token, world_rank) in worlds.items()
-            if token == own_token is not None
-        }
+        self.numbers = _numbers_of(worlds, rank)
+
+    def _begin(
+        self, called: str, address: str, rank: int, world_size: int, key: str | bytes | None, timeout: timedelta
+    ) -> tuple[str, int]:
+        """Check the arguments of `meet` or `join`, and set what doesn't take others. Returns the host and the port."""
+        host, port = _read(address, called)
+        if not 0 <= rank < world_size:
+            raise ValueError(f"{called}() needs a rank from 0 to {world_size - 1}, world_size - 1; got {rank}.")
+        key = os.environ.get(KEY) if key is None else key
+        if key is not None and not key:
+            raise ValueError(f"{called}() needs a key that isn't empty, or none: by key=, or by {KEY}.")
+        self._key = key.encode() if isinstance(key, str) else key
+        self.rank, self.size, self.timeout = rank, world_size, timeout
+        self._common: Common | None = None
+        # How many meetings, and how many teams, each list of ranks has had. It makes the name of the next one.
+        self._address, self._meetings, self._teams = address, Counter[str](), Counter[str]()
+        self._world = _default_group()
+        _open.add(self)
+        return host, port
+
+    @classmethod
+    def joined(
+        cls,
+        address: str,
+        name: str | None,
+        rank: int,
+        world_size: int,
+        key: str | bytes | None,
+        timeout: timedelta,
+    ) -> Place:
+        """Come to an open place as a rank of a server, as `torch_overlay.join` does. See there for arguments."""
+        place = cls.__new__(cls)
+        host, port = place._begin("join", address, rank, world_size, key, timeout)
+        name = _name_of_unit(place, world_size) if name is None else name
+        place._purpose = f"Joining {address} as rank {rank} of the server {name!r}"
+        begun, seconds, nonce = time.monotonic(), timeout.total_seconds(), secrets.token_hex(16)
+
+        def wait(missing: str) -> None:
+            if time.monotonic() - begun > seconds:
+                raise RuntimeError(f"{place._purpose}: {missing} didn't come within {seconds:g} s.")
+
+        try:
+            place._store = _come_in(place, host, port, _is_open, place._purpose)
+            if place._key is not None:
+                place._seal = Seal(place._key, place._store.get("session").decode())
+            trainers = int(place._store.get("size"))
+            fleet = Fleet(place._store, place._seal, trainers, -1, timeout)
+            fleet.catch_up()
+            unit, worlds = register(place._store, place._seal, name, rank, world_size, trainers, nonce, _world(), wait)
+            place.numbers = {own: unit.first + each for own, each in _numbers_of(worlds, rank).items()}
+            place.rank = unit.first + rank
+            fleet.belongs_to(unit, place.rank)
+            place.fleet = fleet
+        except BaseException:
+            place._close(0)
+            raise
+        return place
+
+    def _claim(self, nonce: str) -> Callable[[TCPStore], tuple[str, Exception] | None]:
+        """Return what claims this process's rank at the place of a store, and says why it can't."""
+
+        def claim(store: TCPStore) -> tuple[str, Exception] | None:
+            store.wait(["size"], timedelta(seconds=5 * AGAIN))
+            size, limit = int(store.get("size")), f"{self.timeout.total_seconds():g} s"
+            if size != self.size:
+                # Not raised at once: if the job was started again with more processes, this may be the old place, which
+                # is about to be closed. The last meeting is for rank 0, which waits for this one.
+                other_size = f"the same address with world_size {self.size}"
+                PrefixStore(LAST_MEETING, store).set(f"rank {self.rank}", other_size)
+                return f"it gives world_size {size}", ValueError(
+                    f"{self._purpose}: others give world_size {size}. All give the same one. If theirs is a place of "
+                    f"before, it closes first, and it didn't within {limit}."
+                )
+            if store.compare_set(f"came {self.rank}", "", nonce).decode() == nonce:
+                return None
+            return f"there is another rank {self.rank}", ValueError(
+                f"{self._purpose} has a rank {self.rank} already, and it didn't leave within {limit}. Each process "
+                "has a rank of its own; after a restart rank 0 closes the place, and all meet again."
+            )
+
+        return claim
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that make a Transfer; at an open place those that are there."""
+        return range(self.size) if self.fleet is None else self.fleet.ranks
 
     def meeting(self, purpose: str, ranks: Sequence[int] | None = None, hint: str = "") -> Meeting:
         """Return the next meeting of some ranks of this place. All of them have to call this in one order, since
@@ -386,14 +469,18 @@ class Place:
         """
         if self._store is None:
             raise RuntimeError(f"The place at {self._address} is closed. Meet again.")
-        some = sorted(range(self.size) if ranks is None else ranks)
-        name = hashlib.sha256(repr(some).encode()).hexdigest()
+        some = sorted(self.ranks if ranks is None else ranks)
+        name = hashlib.sha256(f"{self._epoch}{some}".encode()).hexdigest()
         self._meetings[name] += 1
         if purpose == self._purpose:
             hint = "Each process calls meet() with a rank of its own."
         seal = None if self._seal is None else self._seal.within(f"{name}/{self._meetings[name]}")
         name = f"meeting/{name}/{self._meetings[name]}"
         return Meeting(name, some, self.rank, self._store, self.timeout, purpose, seal, hint, keeper=0)
+
+    @property
+    def _epoch(self) -> str:
+        return "" if self.fleet is None else self.fleet.tag
 
     def team(self, ranks: Sequence[int], device: str) -> Team | None:
         """Make a group over some ranks of this place, and return this rank's team. Collective over them.
@@ -409,7 +496,7 @@ class Place:
         """
         if self.rank not in ranks:
             return None
-        name = hashlib.sha256(repr([*ranks]).encode()).hexdigest()[:16]
+        name = hashlib.sha256(f"{self._epoch}{[*ranks]}".encode()).hexdigest()[:16]
         self._teams[name] += 1
         name = f"torch_overlay_place/{name}/{self._teams[name]}"
         return Team(self.new_group(ranks, device, name), ranks, self.rank, torch.device(device), name)
@@ -487,12 +574,15 @@ class Place:
         """Do what `close` says. Rank 0 waits up to `seconds` for the others."""
         _open.discard(self)
         store, self._store, self._common = self._store, None, None
+        fleet, self.fleet = self.fleet, None
         if store is None:
             self._server = None
             return
 
         def leave() -> None:
             """Say in the store that this rank leaves; on rank 0, wait for the others to say so."""
+            if fleet is not None:
+                fleet.leave()
             if self.rank == 0:
                 store.set("closed", "")
             store.set(f"left {self.rank}", "")
@@ -516,14 +606,51 @@ class Place:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<rank {self.rank} of {self.size} at {self._address}>"
+        return f"<rank {self.rank} of {len(self.ranks)} at {self._address}>"
 
 
-def _read(address: str) -> tuple[str, int]:
+def _is_loopback(host: str) -> bool:
+    """True if nobody but processes of this host reaches a host of this name."""
+    with suppress(OSError):
+        return all(ipaddress.ip_address(at[4][0]).is_loopback for at in socket.getaddrinfo(host, None))
+    return False
+
+
+def _is_open(store: TCPStore) -> tuple[str, Exception] | None:
+    """Say why nobody can join the place of a store; None if servers can."""
+    if store.check(["session"]):
+        return None
+    return "it isn't open", ValueError("The trainers there didn't give meet(open=True), or haven't all come yet.")
+
+
+def _numbers_of(worlds: Mapping[int, Sequence[Any]], rank: int) -> dict[int, int]:
+    """Return the ranks of a process's own world, each with its rank at the place."""
+    own_token = worlds[rank][0]
+    return {said[1]: place_rank for place_rank, said in worlds.items() if said[0] == own_token is not None}
+
+
+def _name_of_unit(place: Place, world_size: int) -> str:
+    """Return a name for a server that gave none: its ranks agree on it by their own world."""
+    if world_size == 1:
+        return secrets.token_hex(8)
+    world = _default_group_itself()
+    if world is None or world.size() != world_size:
+        raise ValueError(
+            f"join() of {world_size} ranks needs name=, the same on all of them: they have no torch.distributed world "
+            "of that size by which they could agree on one."
+        )
+    _joins[world] = _joins.get(world, 0) + 1
+    key = f"torch_overlay/join {_joins[world]}"
+    return distributed_c10d._get_default_store().compare_set(key, "", secrets.token_hex(8)).decode()
+
+
+def _read(address: str, called: str = "meet") -> tuple[str, int]:
     """Read an address like tcp://trainer-0:29600."""
     parts = urlsplit(address)
     if parts.scheme != "tcp" or not parts.hostname or not parts.port or parts.path:
-        raise ValueError(f"meet() needs an address where rank 0 listens, as tcp://trainer-0:29600; got {address!r}.")
+        raise ValueError(
+            f"{called}() needs an address where rank 0 listens, as tcp://trainer-0:29600; got {address!r}."
+        )
     return parts.hostname, parts.port
 
 
@@ -554,8 +681,10 @@ def _unknown(host: str, error: socket.gaierror) -> str:
     return f"the host name {host!r} can't be resolved here ({error.strerror})."
 
 
-def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TCPStore:
-    """Connect to the store of rank 0, and claim this process's rank there. Tries again until the timeout.
+def _come_in(
+    place: Place, host: str, port: int, claim: Callable[[TCPStore], tuple[str, Exception] | None], purpose: str
+) -> TCPStore:
+    """Connect to the store of rank 0, and claim a place there. Tries again until the timeout.
 
     Or a place that was there before may be about to close.
     """
@@ -576,27 +705,10 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
                 socket.create_connection((host, port), timeout=5 * AGAIN).close()
                 raise _Stranger(f"{purpose}: who listens there didn't answer as rank 0 does, within {limit}.")
             if not store.check(["closed"]):
-                store.wait(["size"], timedelta(seconds=5 * AGAIN))
-                size = int(store.get("size"))
-                if size != place.size:
-                    # Not raised at once: if the job was started again with more processes, this may be the old
-                    # place, which is about to be closed.
-                    found = f"it gives world_size {size}"
-                    # For rank 0, which waits for this one.
-                    other_size = f"the same address with world_size {place.size}"
-                    PrefixStore(LAST_MEETING, store).set(f"rank {place.rank}", other_size)
-                    problem = ValueError(
-                        f"{purpose}: others give world_size {size}. All give the same one. If theirs is a place of "
-                        f"before, it closes first, and it didn't within {limit}."
-                    )
-                elif store.compare_set(f"came {place.rank}", "", nonce).decode() == nonce:
+                wrong = claim(store)
+                if wrong is None:
                     return store
-                else:
-                    found = f"there is another rank {place.rank}"
-                    problem = ValueError(
-                        f"{purpose} has a rank {place.rank} already, and it didn't leave within {limit}. Each process "
-                        "has a rank of its own; after a restart rank 0 closes the place, and all meet again."
-                    )
+                found, problem = wrong
         except _Stranger:
             raise
         except socket.gaierror as error:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ..distributed._mesh.text import of_ranks
 from ..rendezvous.group import meeting_of
 from ..rendezvous.long_waits import said_if_long
 from ..rendezvous.meeting import Place, checked_ranks
@@ -26,11 +27,12 @@ from .tensor_moves import TensorMove, check_nothing_is_lost, moves_of, moves_of_
 from .trees import with_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
     from torch.distributed import ProcessGroup
 
+    from ..rendezvous.fleet import Fleet
     from ..rendezvous.meeting import Meeting
     from .checkpoint import Contents, Part
     from .descriptions import Tensor
@@ -114,6 +116,9 @@ def agree(
 ) -> tuple[Agreement, Meeting, Tensors]:
     """Describe this rank's tensors to all ranks that make the Transfer, hear theirs, and list the moves. Collective."""
     place = group if isinstance(group, Place) else None
+    fleet = None if place is None else place.fleet
+    if fleet is not None and gone_ranks:
+        raise ValueError("At an open place servers that are gone are left out; gone= is for others.")
     gone = frozenset(checked_ranks(gone_ranks, "gone", None if place is None else place.size))
     meeting = meeting_of(group, gone)
     if options.timeout is not None:
@@ -127,13 +132,14 @@ def agree(
     )
     descriptions = all_from_data(meeting.say(as_data(own.description), options.host or own_host()))
     try:
+        if place is not None and fleet is not None:
+            descriptions = _admitted(place, fleet, descriptions, lambda some: _compared(some, gone, options.strict))
         sides = Sides.of(descriptions, gone)
         if sides.replicated:
             _compare_replicas(meeting_of(group, gone), meeting.timeout, own.sides[0], sides)
-        contents = contents_of(descriptions)
-        if contents is not None:
-            sides = sides.read_from(contents, descriptions)
-        tensors, left_out = sides.tensors(options.strict)
+        # Where no server is there, nothing is moved.
+        is_alone = fleet is not None and not fleet.units
+        contents, tensors, left_out = _compared(descriptions, gone, options.strict) if not is_alone else (None, [], {})
     except ValueError as error:
         # The traceback of reading this rank's own trees says more than the text that all ranks have.
         raise type(error)(with_paths(str(error), own.paths)) from own.error
@@ -161,6 +167,49 @@ def agree(
         paths=own.paths,
     )
     return agreement, meeting, own.sides
+
+
+def _admitted(
+    place: Place,
+    fleet: Fleet,
+    descriptions: Mapping[int, Description],
+    fits: Callable[[Mapping[int, Description]], object],
+) -> dict[int, Description]:
+    """Leave out the units that don't fit the trainers and the units before them; the same on all ranks. Raises what is
+    wrong on a rank of such a unit, and on all ranks what is wrong with a trainer."""
+    there = {rank: descriptions[rank] for rank in range(fleet.trainers)}
+    wrong = {rank: [said.problem] for rank, said in there.items() if said.problem is not None}
+    idle = [rank for rank, said in there.items() if said.gives_nothing]
+    if wrong or idle:
+        texts = by_sentence(wrong)
+        texts += [f"{of_ranks(idle)} of the trainers at an open place: each of them gives some tensors"] if idle else []
+        raise ValueError("; ".join(texts))
+    own: ValueError | None = None
+    trainers = there
+    for unit in fleet.units:
+        of_unit = {rank: descriptions[rank] for rank in unit.ranks}
+        with_unit = there | of_unit
+        try:
+            fits(trainers | of_unit)  # first alone, so that an error speaks of this unit
+            fits(with_unit)
+        except ValueError as error:
+            fleet.refuse(unit.number, str(error))
+            own = error if place.rank in unit.ranks else own
+        else:
+            there = with_unit
+    if own is not None:
+        raise own
+    return there
+
+
+def _compared(
+    descriptions: Mapping[int, Description], gone: frozenset[int], strict: bool
+) -> tuple[Contents | None, list[Tensor], dict[str, tuple[str, ...]]]:
+    """Compare both sides. Returns the checkpoint, if it is the source, the tensors, and the names of one side alone."""
+    sides, contents = Sides.of(descriptions, gone), contents_of(descriptions)
+    if contents is not None:
+        sides = sides.read_from(contents, descriptions)
+    return contents, *sides.tensors(strict)
 
 
 def _plan(

@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    Job = Callable[[Callable[[], None]], None]  # calls what it is given when no source is read any more
+    Job = Callable[[Callable[[], None]], object]  # calls what it is given when no source is read any more
 
 
 class Running:

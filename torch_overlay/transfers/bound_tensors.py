@@ -285,17 +285,19 @@ def bind_side(
     """Find this rank's tensor for each move, on one side. Nothing is compared."""
     bound: list[BoundTensor | None] = []
     for tensor, numbers, *_ in moves:
-        own = given.get(tensor.name)
+        own, number = given.get(tensor.name), numbers[SIDES.index(side)]
         if isinstance(own, Pieces):
-            number = numbers[SIDES.index(side)]
             own = own.pieces[number] if number < len(own.pieces) else None
+        elif number:  # pieces of other ranks
+            own = None
         mesh = None if own is None else own.device_mesh
         # A rank can hold a DTensor of a mesh that it isn't in. Its local tensor is empty.
         if own is None or (mesh is not None and mesh.get_coordinate() is None):
             bound.append(None)
         else:
             sharding = getattr(tensor, side)
-            if sharding.meshes > 1:  # this rank's tensor is on one of them
+            # This rank's tensor is on one of several meshes, or on one, where other ranks have it in another way.
+            if sharding.meshes > 1 or (sharding.pieces and mesh is not None):
                 sharding = sharding_of(tensor.name, cast("DTensor", own), Meshes(place))
             bound.append(BoundTensor(side, tensor.name, own, sharding, place))
     return bound

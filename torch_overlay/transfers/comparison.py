@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..distributed._mesh.text import of_ranks
 from ..distributed.tensor._planner.boxes import Box
-from .checkpoint import Contents
+from .checkpoint import Contents, boxes_by_rank
 from .descriptions import SIDES, Problem, Tensor
 from .options import SAME
 from .sharding import CASTS, on_several_meshes, replicated_sharding
@@ -166,6 +166,8 @@ def _join(
     if len(by_sharding) > 1 and (joined := on_several_meshes(by_sharding)) is not None:
         ranks = sorted(itertools.chain(*by_sharding.values()))
         by_sharding = {joined: ranks}
+    if side == "target" and len(by_sharding) > 1 and (listed := _listed(by_sharding)) is not None:
+        by_sharding = {listed: [*listed.ranks]}
     if len(by_sharding) > 1:
         # Shardings that print alike are named once, with the ranks of all of them.
         views: dict[str, list[int]] = {}
@@ -191,6 +193,24 @@ def replicated_boxes(source: Sharding, is_plain: bool) -> frozenset[Box]:
         return frozenset([Box((0,) * len(shape), shape)] if len(source.ranks) > 1 else [])
     counts = Counter(box for boxes in source.pieces for box in boxes if box.elements)
     return frozenset([box for box, count in counts.items() if count > 1])
+
+
+def _listed(by_sharding: Mapping[Sharding, Sequence[int]]) -> Sharding | None:
+    """Join the shardings of a target that ranks have in different ways, as servers of other sizes do: each rank gets
+    what its own says. None if they are of different tensors, or a rank of a mesh lacks it."""
+    first, *_ = by_sharding
+    alike = replicated_sharding(first.dtype, tuple(first.regions.shape), (), first.device)
+    boxes: dict[int, tuple[Box, ...]] = {}
+    for sharding, ranks in by_sharding.items():
+        shape = tuple(sharding.regions.shape)
+        if alike != replicated_sharding(sharding.dtype, shape, (), sharding.device) or sharding.regions.pending:
+            return None
+        own = sharding.pieces[0] if sharding.pieces else (Box((0,) * len(shape), shape),)
+        of_mesh = boxes_by_rank(sharding) if sharding.ranks else dict.fromkeys(ranks, own)
+        if {*of_mesh} != {*ranks} or not boxes.keys().isdisjoint(of_mesh):
+            return None
+        boxes |= of_mesh
+    return alike._replace(ranks=tuple(sorted(boxes)), pieces=tuple([boxes[rank] for rank in sorted(boxes)]))
 
 
 def _join_pieces(by_sharding: dict[Sharding, list[int]]) -> None:

@@ -71,6 +71,7 @@ class RunDecision(NamedTuple):
             changed meanwhile.
         need_whole: the ranks that need everything whole, since they lack what was sent to them last.
         are_ties_apart: True if on some rank the sources of targets that are one block of memory are not.
+        is_news: True if servers came to an open place, or left, so that the Transfer is made anew before it runs.
     """
 
     problems: list[str]
@@ -78,6 +79,7 @@ class RunDecision(NamedTuple):
     is_background: bool = False
     need_whole: frozenset[int] = frozenset()
     are_ties_apart: bool = False
+    is_news: bool = False
 
 
 class RunReport(NamedTuple):
@@ -93,6 +95,7 @@ class RunReport(NamedTuple):
         are_ties_apart: whether its sources of targets that are one block of memory are not, so that their values may
             differ.
         verifies: whether it called `verify` in place of `run`.
+        is_news: on rank 0 of an open place, whether servers came or left.
     """
 
     problems: list[str]
@@ -103,22 +106,23 @@ class RunReport(NamedTuple):
     needs_whole: bool = False
     are_ties_apart: bool = False
     verifies: bool = False
+    is_news: bool = False
 
     def agree(self, team: Team) -> RunDecision:
         """Exchange the reports of all ranks, and decide whether and how they run. Collective.
 
-        If nothing is wrong, each rank sends seven integers. Otherwise ranks then also exchange the text of their
+        If nothing is wrong, each rank sends eight integers. Otherwise ranks then also exchange the text of their
         problems.
         """
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
         version = NO_VERSION if self.version is None else self.version
-        flags = 2 * self.verifies + self.checks, self.is_background, self.needs_whole, self.are_ties_apart
+        flags = 2 * self.verifies + self.checks, self.is_background, self.needs_whole, self.are_ties_apart, self.is_news
         rows = team.gather([len(self.problems), only, version, *map(int, flags)])
-        problem_counts, onlys, versions, checks, background, _, apart = [{*column} for column in zip(*rows)]
+        problem_counts, onlys, versions, checks, background, _, apart, news = [{*column} for column in zip(*rows)]
         versions -= {NO_VERSION}
         if problem_counts == {0} and len(onlys) == len(checks) == 1 and len(versions) < 2:
-            need_whole = frozenset(rank for rank, (*_, needs_whole, _) in zip(team.ranks, rows) if needs_whole)
-            return RunDecision([], next(iter(versions), None), 1 in background, need_whole, 1 in apart)
+            need_whole = frozenset(rank for rank, (*_, needs_whole, _, _) in zip(team.ranks, rows) if needs_whole)
+            return RunDecision([], next(iter(versions), None), 1 in background, need_whole, 1 in apart, 1 in news)
         said = [*self.problems]
         if len(onlys) > 1:
             said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
@@ -257,7 +261,9 @@ class Run:
         needs_whole = transfer.needs_whole or any(
             transfer.wrote.get(index, where) != where for index, where in run._memory_of_targets().items()
         )
-        run.report = run.report._replace(needs_whole=needs_whole, are_ties_apart=are_ties_apart)
+        place = transfer.agreement.place
+        is_news = place is not None and place.fleet is not None and place.fleet.is_news()
+        run.report = run.report._replace(needs_whole=needs_whole, are_ties_apart=are_ties_apart, is_news=is_news)
         run._seconds["check"] = time.perf_counter() - begun
         return run
 
@@ -355,8 +361,9 @@ class Run:
 
     # Tensors made in inference mode can be written in inference mode only, others in either. No tensor made here stays.
     @torch.inference_mode()
-    def go(self, sent: Callable[[], None] = nothing) -> None:
-        """Run. Calls `sent` when no source is read any more. Collective over the ranks of the Transfer."""
+    def go(self, sent: Callable[[], None] = nothing) -> bool:
+        """Run. Calls `sent` when no source is read any more. Returns False if nothing ran, since servers came or left,
+        and the Transfer is to be made anew. Collective over the ranks of the Transfer."""
         changed: list[str] = []
         is_background = self.report.is_background
         if is_background:
@@ -365,9 +372,9 @@ class Run:
             begun = time.perf_counter()
             decision = self.agree()
             agreed = time.perf_counter()
-            problems = decision.problems or self._prepare(decision)
+            problems = decision.problems or ([] if decision.is_news else self._prepare(decision))
             self._seconds |= {"agree": agreed - begun, "plan": time.perf_counter() - agreed}
-            if not problems:
+            if not problems and not decision.is_news:
                 self._exchange(decision, (lambda: self._note_changes(sent)) if is_background else sent)
                 if decision.is_background:
                     changed = self._changes_of_all()
@@ -377,6 +384,7 @@ class Run:
                 f"{self._called} ran, and what came is of two moments: {'; '.join(changed)}. "
                 "Wait until sent(), or run with snapshot=True."
             )
+        return not decision.is_news
 
     @contextmanager
     def in_step(self, text: str) -> Iterator[None]:
