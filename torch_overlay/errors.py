@@ -30,8 +30,11 @@ class TransferFailed(RuntimeError):
             ``gone=``. Empty if all ranks are there.
         is_written: True if targets of this rank were written: some, and others not, or half so; or all of them, and
             what came after that failed. False if none was written.
+        failed: the rank whose own error ended it, if there was one.
     """
 
-    def __init__(self, message: str, gone: tuple[int, ...] = (), is_written: bool = False) -> None:
+    def __init__(
+        self, message: str, gone: tuple[int, ...] = (), is_written: bool = False, failed: tuple[int, ...] = ()
+    ) -> None:
         super().__init__(message)
-        self.gone, self.is_written = gone, is_written
+        self.gone, self.is_written, self.failed = gone, is_written, failed

@@ -405,6 +405,9 @@ class Transfer:
 
         self._take_turn()
         try:
+            fleets = self._fleet
+            if fleets is not None and not fleets.fleet.units and fleets.has_news():
+                self._adopt(fleets.remake(self._state, {}))
             if self.traffic:
                 Run(self._state, RunReport([why or "it refused"])).go()
         except ValueError as error:
@@ -490,6 +493,7 @@ class Transfer:
             self._state.plans.by_names.clear()
         if self._fleet is not None:
             self._fleet.fleet.is_used = False
+            self._fleet.fleet.leave()
         # From now on no method may use the group, and the garbage collector may end the group of a place.
         self._is_closed = True
         self._state.sources, self._state.targets = [], []

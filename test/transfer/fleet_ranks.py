@@ -61,7 +61,20 @@ class Trainer:
         self.place.close()
 
 
-def serve(name, rank, size, address, folder, events, number, key=KEY, shape=(ROWS, 4), dies_at=None, leaves_after=None):
+def serve(
+    name,
+    rank,
+    size,
+    address,
+    folder,
+    events,
+    number,
+    key=KEY,
+    shape=(ROWS, 4),
+    dies_at=None,
+    raises_at=None,
+    leaves_after=None,
+):
     """Join, and take what comes. Tells of everything by `events`: the name, the rank and what happened."""
     import torch
     import torch.distributed as dist
@@ -88,6 +101,8 @@ def serve(name, rank, size, address, folder, events, number, key=KEY, shape=(ROW
         def dies(exchanges, number, *given):
             if sync.version is not None and number == dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if number == raises_at:
+                raise RuntimeError("no more of that")
             return start(exchanges, number, *given)
 
         with mock.patch.object(Exchanges, "_start", dies):
@@ -97,8 +112,7 @@ def serve(name, rank, size, address, folder, events, number, key=KEY, shape=(ROW
                 events.put((name, rank, sync.version, held))
                 if leaves_after is not None and sync.version == leaves_after:
                     break
-        sync.close()
-        place.close()
+        sync.close()  # which leaves the place
         events.put((name, rank, "left"))
     except Exception as error:
         events.put((name, rank, f"{type(error).__name__}: {error}"))

@@ -94,7 +94,11 @@ def test_servers_come_and_go(fleet):
     fleet.signal("a", signal.SIGSTOP)
     fleet.step(7, {"b": 2}, gone="a")
     fleet.signal("a", signal.SIGCONT)
-    assert "dropped" in fleet.hear("a")[2] or "failed" in fleet.hear("a")[2]
+    assert "no answer any more from rank 5" in fleet.hear("a")[2]
+    # One whose own run fails is dropped, and says why.
+    fleet.start("e", raises_at=2)
+    fleet.step(75, {"b": 2}, joined="e", gone="e")
+    assert "no more of that" in fleet.hear("e")[2]
     # One that leaves by close().
     fleet.start("d", leaves_after=8)
     fleet.step(8, {"b": 2, "d": 1}, joined="d")

@@ -7,12 +7,15 @@ in those of another.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..distributed._mesh.text import of_ranks
+from .watch import in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from .seal import Seal
 
+LEAVING = 2.0  # seconds that a store gets to hear that a server leaves
 LOOK = 0.05  # seconds between two looks at the store
 CLAIMED = "claimed"  # a unit all of whose ranks are there
 
@@ -88,7 +92,7 @@ class Fleet:
         self.gone: list[Gone] = []
         self._epoch, self._door, self.tag = 0, -1, ""
         self._dropped: dict[int, str] = {}
-        self.is_used = False
+        self.is_used = self._has_left = False
 
     @property
     def ranks(self) -> list[int]:
@@ -198,8 +202,6 @@ class Fleet:
     def lost_with(self, gone: Sequence[int], why: str) -> dict[int, str] | None:
         """Return the units that a failure has cost, by number, each with why; None if it was no unit's. On rank 0 waits
         a little for a unit that says that it leaves."""
-        if any(rank < self.trainers for rank in gone):
-            return None
         lost = {unit.number: why for unit in self.units_of(gone)}
         until = time.monotonic() + 1.0
         while not lost and time.monotonic() < until:
@@ -224,10 +226,15 @@ class Fleet:
             raise ValueError(f"This server was refused: {self._store.get(f'unit {self._unit} refused').decode()}.")
 
     def leave(self) -> None:
-        """Say that this rank's unit leaves. Does nothing on a trainer."""
-        if self._unit:
-            self._store.set(f"unit {self._unit} left", "")
-            self._store.add("door", 1)
+        """Say that this rank's unit leaves. Does nothing on a trainer, and if it is said, and raises nothing."""
+        if self._unit and not self._has_left:
+            self._has_left = True
+            with contextlib.suppress(RuntimeError, FutureTimeout):
+                in_time(self._say_left, LEAVING)
+
+    def _say_left(self) -> None:
+        self._store.set(f"unit {self._unit} left", "")
+        self._store.add("door", 1)
 
 
 def register(

@@ -233,6 +233,7 @@ class Watch:
         is_cut: True once the connections are closed, or are being closed.
         said: how the transfer failed, in words; None as long as it hasn't, or nobody has asked.
         gone: then also the ranks that don't answer any more, or whose programs ended.
+        failed: then also the rank whose own error it was, if it was one.
     """
 
     def __init__(
@@ -265,6 +266,7 @@ class Watch:
         self._asks_since: float | None = None  # for how long the listener has waited for an answer of the store
         self.said: str | None = None  # how the transfer failed, in words, once it has
         self.gone: tuple[int, ...] = ()
+        self.failed: tuple[int, ...] = ()
         self._failed_run = 0  # the run in which it failed
         _threads.add(self)
 
@@ -417,6 +419,7 @@ class Watch:
         self.gone = tuple([rank for rank, _, is_gone in found["missing"] if is_gone])
         where = f"run {failure.run}, {failure.text}" if failure.run else "making it"
         if failure.why:
+            self.failed = (failure.rank,)
             return f"{where}: {of_ranks([failure.rank])} failed: {failure.why.removesuffix('.')}."
         absent = [rank for rank, does, _ in found["missing"] if does is None]
         said = []

@@ -58,11 +58,15 @@ class Fleets:
     def lost(self, error: Missing | TransferFailed) -> Mapping[int, str]:
         """Return the units that a failure has cost, for `remake`; only rank 0 has to know them. Raises the error if it
         is a trainer's."""
-        if any(rank < self.fleet.trainers for rank in error.gone):  # as all ranks see
+        gone = (*error.gone, *getattr(error, "failed", ()))
+        if any(rank < self.fleet.trainers for rank in gone):  # as all ranks see
+            raise error
+        if self._place.rank in gone:
+            self.fleet.leave()
             raise error
         if self._place.rank:
             return {}
-        lost = self.fleet.lost_with(error.gone, str(error))
+        lost = self.fleet.lost_with(gone, str(error))
         if lost is None:
             self.fleet.fail(str(error))
             raise error

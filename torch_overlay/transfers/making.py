@@ -84,7 +84,8 @@ def _make_group_and_plan(transfer: TransferState, meeting: Meeting) -> None:
         watch = group.watch
         said = watch.settle(error, is_own=False)
         group.end_watch()
-        raise TransferFailed(f"A Transfer over {of_ranks(ranks)} can't be made: {said}", watch.gone) from error
+        said = f"A Transfer over {of_ranks(ranks)} can't be made: {said}"
+        raise TransferFailed(said, watch.gone, failed=watch.failed) from error
     except Exception:  # as all ranks raise it
         group.end_watch()
         raise

@@ -536,5 +536,6 @@ class Run:
         elif self._is_exchanged:
             state = "all targets of this rank were written"
         watch = self.group.watch
-        gone = () if watch is None else watch.gone
-        return TransferFailed(f"{self._called} failed, and {state}: {said}", gone, is_torn or self._is_exchanged)
+        gone, failed = ((), ()) if watch is None else (watch.gone, watch.failed)
+        said = f"{self._called} failed, and {state}: {said}"
+        return TransferFailed(said, gone, is_torn or self._is_exchanged, failed)
