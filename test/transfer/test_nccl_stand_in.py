@@ -213,6 +213,24 @@ class Rank:
         self.shorten_timeout(self.transfer._state.group.watch)
         return self.told(self.transfer.run)
 
+    def fails_to_connect(self):
+        """The victim is killed before its first collective in the group."""
+        from torch_overlay.rendezvous import watch
+        from torch_overlay.rendezvous.team import Team
+
+        if self.rank == VICTIM:
+            self.nccl.NcclStandIn._connect = lambda group: os.kill(os.getpid(), signal.SIGKILL)
+        connect = Team.connect
+
+        def connects(team):
+            (its_watch,) = watch._threads.watches
+            self.shorten_timeout(its_watch)
+            watch.CONNECT = its_watch.timeout
+            connect(team)
+
+        Team.connect = connects
+        return self.told(lambda: self.overlay.Transfer(*self.sides(), timeout=60))
+
     def shorten_timeout(self, watch):
         """Only now: on a loaded machine ranks take longer to start than the test should wait for one that is gone."""
         watch.timeout = timedelta(seconds=TIMEOUT)
@@ -225,6 +243,12 @@ class Rank:
         except RuntimeError as error:
             return time.monotonic() - begun, str(error), getattr(error, "gone", None)
         return time.monotonic() - begun, "", None
+
+    def closes(self):
+        """How long it takes to close the Transfer that failed."""
+        begun = time.monotonic()
+        self.transfer.close()
+        return time.monotonic() - begun
 
 
 def pool(name, size=RANKS):
@@ -241,16 +265,18 @@ def pool(name, size=RANKS):
 # `test_transfer_silence.py` has one that is killed where `wait()` blocks the host.
 FAULTS = {
     "stopped, and the host ran ahead": ("stopped", "exchange 2 of .*, pack", True, False, False),
+    "killed, and no abort ends": ("killed", "exchange 2 of .*, send", True, True, False),
     "killed before it says what changed": ("killed", "exchange 1 of .*, say what changed", False, False, True),
 }
-ORDER = "another order"
+CONNECTS, ORDER = "killed as it connects", "another order"
 
 
 @pytest.fixture(scope="module")
 def faults():
     """All of them at once, before the others, so that their timeouts cost no time."""
-    pools = {name: pool(name, VICTIM + 1) for name in (*FAULTS, ORDER)}
+    pools = {name: pool(name, VICTIM + 1) for name in (*FAULTS, CONNECTS, ORDER)}
     try:
+        pools[CONNECTS].tell("fails_to_connect")
         pools[ORDER].tell("in_another_order")
         for name in FAULTS:
             pools[name].tell("prepare", *FAULTS[name][2:])
@@ -322,10 +348,13 @@ def test_a_deadlock_of_two_groups_ends_in_time_and_spares_the_program(faults):
         assert second == 2
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [*FAULTS, CONNECTS])
 def test_who_failed_is_named_in_time(faults, name):
     (answer,) = faults[name].answers(name, ranks=[0], timeout=30).values()
     assert not isinstance(answer, RankError), answer
     seconds, said, gone = answer
     assert f"no answer any more from rank {VICTIM}" in said and gone == (VICTIM,)
     assert seconds < TIMEOUT + 5 + SLACK, said
+    if name in FAULTS:
+        (seconds,) = faults[name].ask("closes", ranks=[0])
+        assert seconds < 5 + SLACK

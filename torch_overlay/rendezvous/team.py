@@ -7,6 +7,7 @@ gloo's; else another one, so that the host never waits for a GPU to hear whether
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -14,6 +15,7 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
 from inspect import unwrap
 from types import FunctionType
@@ -242,6 +244,7 @@ class Team:
         self.control, self._tag = group if self.is_on_gloo else None, 0
         self._limit: timedelta | None = None  # the timeout of messages; None is that of the group
         self.gives_up: Callable[[], bool] | None = None
+        self._is_stuck = False  # whether a collective in a group doesn't end
 
     @staticmethod
     def of(group: ProcessGroup | None, device: torch.device) -> Team:
@@ -275,6 +278,11 @@ class Team:
         else:  # the current stream waits, which is that of this thread
             self._wait(message)
 
+    def wait_for_event(self, event: torch.Event) -> None:
+        """Block the host until the device has reached an event; raise GivenUp if it doesn't some time after the
+        connections were closed, because the abort failed or hangs."""
+        self._interruptibly(event.synchronize)
+
     def _wait(self, message: dist.Work) -> None:
         message.wait(*(() if self._limit is None else (self._limit,)))
 
@@ -294,10 +302,12 @@ class Team:
     def connect(self) -> None:
         """Make the communicator of the tensors' group, unless gloo made one together with the group. Collective.
 
-        NCCL makes it in the first collective of a group, in which all ranks have to take part.
+        NCCL makes it in the first collective of a group, in which all ranks have to take part. The host waits in that,
+        and aborting the group doesn't end it: if a rank has died meanwhile, the others hung on an H100.
         """
         if not self.is_on_gloo and self.group is not None:
-            self.call(dist.all_reduce)(torch.zeros(1, device=self.device), group=self.group)
+            reduce = self.call(dist.all_reduce)
+            self._interruptibly(lambda: reduce(torch.zeros(1, device=self.device), group=self.group))
 
     @property
     def is_fake(self) -> bool:
@@ -322,14 +332,21 @@ class Team:
         The destructor of a gloo group waits for its threads, and the interpreter waits with it. A reference in a module
         would be dropped while the interpreter ends.
         """
+        self._is_stuck = True
         for group in self._groups:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def destroy(self) -> None:
         """Destroy the group of the tensors. Does nothing if c10d doesn't know it: the group of a place, which ends with
         its last reference, or one whose world was destroyed before."""
-        if self.group is not None and self.group in distributed_c10d._world.pg_map:
-            dist.destroy_process_group(self.group)
+        group = self.group
+        if group is None or group not in distributed_c10d._world.pg_map:
+            return
+        if self._is_stuck and not self.is_on_gloo:  # NCCL would wait here for what couldn't be aborted
+            with contextlib.suppress(FutureTimeout):
+                in_time(lambda: dist.destroy_process_group(group), ABORT)
+        else:
+            dist.destroy_process_group(group)
 
     def call(self, collective: Callable[..., Any]) -> Callable[..., Any]:
         """Return a collective of c10d's in a form that works on this group.

@@ -21,7 +21,6 @@ from torch._logging import trace_structured
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..distributed.tensor._runner.exchange import part
-from ..rendezvous.watch import interruptibly
 from ._planner.boxes import blocks
 from ._planner.schedule import ROUNDED, BudgetTooSmall, Direct, Large, Load, aligned
 from .blocks import Block, Buffers, Copied, Copies, Views, in_groups, locate_blocks, present
@@ -545,7 +544,7 @@ class Exchanges:
         ends, self._ends = self._ends, []
         for number, end in enumerate(ends):
             with self._step(number, "on the device", waits=True):
-                interruptibly(end.synchronize)
+                self.team.wait_for_event(end)
         if ends and self._watch is not None:
             self._watch.enter("the end")  # raises if the watch has aborted the group: its events end, too
 
