@@ -1,12 +1,12 @@
 """What one machine with GPUs can show, in stages with a limit each, most valuable first; `tools/one_gpu.sh` calls it.
 
-    tools/one_gpu.sh                      # 4 ranks on the GPUs that there are; all within 12 minutes
-    tools/one_gpu.sh --only smoke,fuzz    # some of the stages
-    tools/one_gpu.sh --dry-run            # the same on the CPU by gloo, with small numbers
+    tools/one_gpu.sh                            # 4 ranks on the GPUs that there are; all within 12 minutes
+    tools/one_gpu.sh --only "nccl smoke,speed"  # some of the stages; without the first, the others run by gloo
+    tools/one_gpu.sh --dry-run                  # the same on the CPU by gloo, with small numbers
 
-Results come into one JSON file as they are found, `$OUT/one_gpu.json` or `one_gpu.json`, without names of hosts. Exit
-status 1 if a stage failed, was ended at its limit or wasn't reached, 2 if there is no GPU. docs/developers/gpu.md says
-what it shows on one GPU and on several.
+Each stage ends in one line of JSON. Results come into one JSON file as they are found, `$OUT/one_gpu.json` or
+`one_gpu.json`, without names of hosts. Exit status 1 if a stage failed, was ended at its limit or wasn't reached, 2 if
+there is no GPU. docs/developers/gpu.md says what it shows on one GPU and on several.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools"), *TESTS]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the ranks share the cores
 
 from gpu_stages import BAD, RANKS, Found, Run  # noqa: E402
+from gpu_stages.failures import failures  # noqa: E402
 from gpu_stages.groups import nccl_groups, nccl_smoke  # noqa: E402
 from gpu_stages.isolation import isolation  # noqa: E402
 from gpu_stages.links import links  # noqa: E402
 from gpu_stages.memory import memory  # noqa: E402
 from gpu_stages.moves import compiled, fuzz, nccl_fuzz, smoke  # noqa: E402
+from gpu_stages.speed import speed  # noqa: E402
 from gpu_stages.suites import suites  # noqa: E402
 from gpu_stages.training import train  # noqa: E402
-from gpu_stages.transfers import nccl_transfer, transfer  # noqa: E402
+from gpu_stages.transfers import nccl_transfer, options, transfer  # noqa: E402
 from gpu_stages.tuning import tuning  # noqa: E402
 from gpu_stages.worlds import worlds  # noqa: E402
 
@@ -58,21 +60,24 @@ class Stage(NamedTuple):
 
 
 STAGES = (
-    Stage("smoke", 75, smoke),
-    Stage("fuzz", 100, fuzz),
-    Stage("transfer", 75, transfer),
-    Stage("nccl smoke", 150, nccl_smoke),
-    Stage("nccl fuzz", 100, nccl_fuzz),
+    Stage("nccl smoke", 60, nccl_smoke),  # later stages take the settings that it finds
+    Stage("speed", 120, speed),
+    Stage("failures", 180, failures),
+    Stage("options", 60, options),
+    Stage("worlds", 90, worlds),
     Stage("nccl transfer", 90, nccl_transfer),
     Stage("nccl groups", 90, nccl_groups),
-    Stage("worlds", 90, worlds),
+    Stage("suites", 240, suites),
+    Stage("nccl fuzz", 100, nccl_fuzz),
     Stage("isolation", 75, isolation),
     Stage("memory", 75, memory),
     Stage("compile", 90, compiled),
     Stage("train", 150, train),
     Stage("links", 150, links),
     Stage("tuning", 60, tuning),
-    Stage("suites", 240, suites),
+    Stage("smoke", 75, smoke),
+    Stage("fuzz", 100, fuzz),
+    Stage("transfer", 75, transfer),
 )
 
 
@@ -155,9 +160,20 @@ def _carry_out(stage: Stage, run: Run, limit: float, report: Report) -> None:
         _read(file, stage, report)
     seconds = round(time.monotonic() - begun, 1)
     report.note(stage, outcome=_outcome(report.checks(stage), process.exitcode, is_over, limit), seconds=seconds)
-    print(f"one_gpu: {stage.name}: {report.data['stages'][stage.name]['outcome']}, {seconds} s", flush=True)
+    print(json.dumps(_line(stage, report)), flush=True)
     if is_over:
         _restart_mps()
+
+
+def _line(stage: Stage, report: Report) -> dict[str, Any]:
+    """A stage in one line: what it came to, and of each check its figures, or its outcome and the end of its text."""
+    facts = report.data["stages"][stage.name]
+    checks = []
+    for check in facts["checks"]:
+        said = check["outcome"] + (f": {check['text'][-200:]}" if check["outcome"] in BAD and "text" in check else "")
+        figures = check.get("figures") if check["outcome"] == "right" else None
+        checks.append([check["check"], check.get("where", ""), figures or said])
+    return {"stage": stage.name, "outcome": facts["outcome"], "seconds": facts["seconds"], "checks": checks}
 
 
 def _outcome(checks: list[Found], status: int | None, is_over: bool, limit: float) -> str:

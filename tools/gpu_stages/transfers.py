@@ -16,6 +16,13 @@ TREE = {  # a shape, and the placements of the source and of the target
     "turned": ((64, 48), "S0 S0", "S1 S0"),
 }
 CASTS = (("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32"), ("float64", "float32"))
+OPTIONS: dict[str, dict[str, Any]] = {
+    "changes": {"changes": True},
+    "changes in the host's memory": {"changes": "cpu"},
+    "relay": {"relay": True},
+    "keep": {"keep": True},
+    "keep, by many exchanges": {"keep": True, "budget": 200_000},
+}
 BYTES = ("float8_e4m3fn", "float8_e5m2", "bool", "complex64", "complex128", "int16", "uint8", "int64")
 
 
@@ -23,6 +30,12 @@ def transfer(run: Run, backend: str = "gloo") -> Iterator[Found]:
     functions = (casts, plain_tensors, subsets, pieces, budgets, pending_sums, wrong_on_one_rank, part_of_the_mesh)
     checks = [Check(function) for function in (*functions, used_and_freed_at_once)]
     yield from asked(run, [*checks, Check(on_a_stream, needs_gpu=True)], backend)
+
+
+def options(run: Run) -> Iterator[Found]:
+    """What a Transfer can be told: each with its values, and then compared by `verify`."""
+    checks = [Check(with_option, (name,)) for name in OPTIONS]
+    yield from asked(run, [*checks, Check(verified), Check(a_checkpoint)], run.best)
 
 
 def nccl_transfer(run: Run) -> Iterator[Found]:
@@ -101,6 +114,49 @@ def casts(mesh: Any, rank: int) -> str | None:
 
 def types(mesh: Any, rank: int) -> str | None:
     return "; ".join(filter(None, [_moved(mesh, dtype) for dtype in BYTES])) or None
+
+
+def with_option(mesh: Any, rank: int, name: str) -> str | None:
+    return _moved(mesh, "float32", "bfloat16", **OPTIONS[name])
+
+
+def verified(mesh: Any, rank: int) -> str | None:
+    """`verify` accepts what came, and names the one target that was changed since."""
+    from torch_overlay import Transfer
+
+    whole = _whole((64, 48), "float32")
+    source, target = {"w": _cut(whole, mesh, "S0 S1")}, {"w": _cut(torch.zeros_like(whole), mesh, "S1 R")}
+    with Transfer(source, target) as sync:
+        sync.run()
+        sync.verify()
+        if rank == 2:
+            target["w"].to_local()[3, 5] += 1
+        try:
+            sync.verify()
+        except ValueError as error:
+            return None if "the target 'w' of rank 2 differs" in str(error) else str(error)
+    return "no error"
+
+
+def a_checkpoint(mesh: Any, rank: int) -> str | None:
+    """Files that each rank writes for itself, as if the folder were shared."""
+    import tempfile
+
+    from rank_checkpoint import write_folder
+    from torch_overlay import Transfer, checkpoint
+
+    wholes = {name: _whole(shape, "float32", number) for number, (name, (shape, *_)) in enumerate(TREE.items())}
+    target = {name: _cut(torch.zeros_like(whole), mesh, TREE[name][2]) for name, whole in wholes.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(folder, wholes, files=2)
+        with Transfer(checkpoint(folder), target, budget=16 << 20) as sync:
+            sync.run()
+    wrong = [
+        name
+        for name, whole in wholes.items()
+        if not _same(target[name].to_local(), _cut(whole, mesh, TREE[name][2]).to_local())
+    ]
+    return "; ".join(wrong) or None
 
 
 def budgets(mesh: Any, rank: int) -> str | None:
