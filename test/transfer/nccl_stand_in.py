@@ -31,7 +31,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from torch_overlay.transfers import blocks
+from torch_overlay.transfers import blocks, changes
+from torch_overlay.transfers.changes import Sent
 
 NAME = "nccl_stand_in"
 POLL = 0.001  # seconds between two looks whether all ranks have come
@@ -41,6 +42,7 @@ LONG = timedelta(hours=1)  # never reached: gloo's own timeout
 
 launched = []  # the collectives of this process: the name of the group, and the kind
 synchronised = []  # how often the host waited for a stream: one entry each
+_numbers = []  # integers that collectives brought, which the host reads
 settings = SimpleNamespace(one_at_a_time=False, abort_hangs=False)
 
 
@@ -114,9 +116,10 @@ def current_stream(device=None):
 @contextlib.contextmanager
 def streams(transfer):
     """Within it the runs of a Transfer believe that its tensors are on a device. Read what they wrote after
-    `current_stream().synchronize()`. Not for `changes`, which computes with what it packed."""
+    `current_stream().synchronize()`. The host waits for its stream before it reads a value, as `changes` does."""
     global _default
     device, real_copy, real_free = SimpleNamespace(type=NAME), torch._foreach_copy_, blocks.free
+    real_tensor = torch.tensor
 
     def copy(into, out_of):
         stream = current_stream()
@@ -132,6 +135,21 @@ def streams(transfer):
         else:  # as an allocator does, which gives memory to what the same stream launches next
             stream.launch(lambda: real_free(buffer))
 
+    def tensor(*given, device=None, **how):
+        return real_tensor(*given, device=None if isinstance(device, SimpleNamespace) else device, **how)
+
+    def reads(owner, name, is_on_device=lambda tensor: True):
+        """A function that reads values of the device: it waits for them, and nothing ends that."""
+        function = getattr(owner, name)
+
+        def waits(*given, **how):
+            stream = current_stream()
+            if stream is not None and is_on_device(given[0]):
+                stream.synchronize()
+            return function(*given, **how)
+
+        return mock.patch.object(owner, name, waits)
+
     _default = Stream(device)
     state = transfer._state
     with (
@@ -141,11 +159,20 @@ def streams(transfer):
         mock.patch.object(torch, "Stream", Stream),
         mock.patch.object(torch, "_foreach_copy_", copy),
         mock.patch.object(blocks, "free", free),
+        mock.patch.object(torch, "tensor", tensor),
+        reads(torch.Tensor, "tolist", came_by_a_collective),
+        reads(Sent, "changes"),
+        reads(Sent, "whole"),
+        reads(changes, "land"),
     ):
         try:
             yield
         finally:
             _default = None
+
+
+def came_by_a_collective(tensor):
+    return any(tensor.data_ptr() == number.data_ptr() for number in _numbers)
 
 
 class _Work(dist.Work):
@@ -220,6 +247,7 @@ class NcclStandIn(dist.ProcessGroup):
         ranks = range(self._size) if between is None else between
         pair = "all" if between is None else "{} to {}".format(*between)
         number = self._calls[pair] = self._calls.get(pair, 0) + 1
+        _numbers.extend(output for output in outputs if output.dtype == torch.int64)
         caller, ended = current_stream(), threading.Event()
         after = None if caller is None else caller.record_event()
 

@@ -15,7 +15,8 @@ import pytest
 import forks
 from torch_overlay.testing.pool import Pool, RankError
 
-RANKS, VICTIM, TIMEOUT = 4, 1, 2.0
+RANKS, TIMEOUT = 4, 2.0
+TRAINER, SERVER = 0, 1  # of the worlds in which one of two ranks fails
 SLACK = 4  # seconds that a loaded machine may take longer
 # Gloo would send pieces of the first tensor directly, which on NCCL would deadlock.
 SHAPES = {"large": (1024, 256), "a": (64, 48), "b": (32, 40), "c": (128,)}
@@ -196,9 +197,13 @@ class Rank:
             self.streams.__enter__()
         self.set(source, self.wholes(0))
         self.transfer.run()
-        self.set(source, self.wholes(1))
+        if changes:
+            for tensor in (source or {}).values():
+                tensor.to_local()[0] += 1
+        else:
+            self.set(source, self.wholes(1))
 
-    def fails(self, kind, place):
+    def fails(self, victim, kind, place):
         """The victim is killed, or stopped, when it comes to a step."""
         from torch_overlay.rendezvous.watch import Watch
 
@@ -206,7 +211,7 @@ class Rank:
 
         def enters(watch, text, waits=False):
             enter(watch, text, waits)
-            if self.rank == VICTIM and re.fullmatch(place, text):
+            if self.rank == victim and re.fullmatch(place, text):
                 os.kill(os.getpid(), signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
 
         Watch.enter = enters
@@ -218,7 +223,7 @@ class Rank:
         from torch_overlay.rendezvous import watch
         from torch_overlay.rendezvous.team import Team
 
-        if self.rank == VICTIM:
+        if self.rank == SERVER:
             self.nccl.NcclStandIn._connect = lambda group: os.kill(os.getpid(), signal.SIGKILL)
         connect = Team.connect
 
@@ -261,12 +266,21 @@ def pool(name, size=RANKS):
     return made
 
 
-# What happens to the victim, and in which step. Whether the host runs ahead, whether no abort ends, and `changes`.
+# Who fails, in which way, and in which step. Whether the host runs ahead, whether no abort ends, and `changes`.
 # `test_transfer_silence.py` has one that is killed where `wait()` blocks the host.
 FAULTS = {
-    "stopped, and the host ran ahead": ("stopped", "exchange 2 of .*, pack", True, False, False),
-    "killed, and no abort ends": ("killed", "exchange 2 of .*, send", True, True, False),
-    "killed before it says what changed": ("killed", "exchange 1 of .*, say what changed", False, False, True),
+    "stopped, and the host ran ahead": (SERVER, "stopped", "exchange 2 of .*, pack", True, False, False),
+    "killed, and no abort ends": (SERVER, "killed", "exchange 2 of .*, send", True, True, False),
+    "killed before it says what changed": (SERVER, "killed", "exchange 1 of .*, say what changed", False, False, True),
+    "killed after it said what changed": (TRAINER, "killed", r"exchange (\d+) of \1, send", True, False, True),
+    "killed before it says, and no abort ends": (
+        SERVER,
+        "killed",
+        "exchange 1 of .*, say what changed",
+        True,
+        True,
+        True,
+    ),
 }
 CONNECTS, ORDER = "killed as it connects", "another order"
 
@@ -274,15 +288,15 @@ CONNECTS, ORDER = "killed as it connects", "another order"
 @pytest.fixture(scope="module")
 def faults():
     """All of them at once, before the others, so that their timeouts cost no time."""
-    pools = {name: pool(name, VICTIM + 1) for name in (*FAULTS, CONNECTS, ORDER)}
+    pools = {name: pool(name, 2) for name in (*FAULTS, CONNECTS, ORDER)}
     try:
         pools[CONNECTS].tell("fails_to_connect")
         pools[ORDER].tell("in_another_order")
         for name in FAULTS:
-            pools[name].tell("prepare", *FAULTS[name][2:])
+            pools[name].tell("prepare", *FAULTS[name][3:])
         for name in FAULTS:
             assert {*pools[name].answers("prepare").values()} == {None}
-            pools[name].tell("fails", *FAULTS[name][:2])
+            pools[name].tell("fails", *FAULTS[name][:3])
         yield pools
     finally:
         for each in pools.values():
@@ -308,7 +322,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "on_streams"), CASES)
+@pytest.mark.parametrize("on_streams", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
 def test_what_was_sent_came_and_launched_no_more_than_its_exchanges(ranks, name, on_streams):
     """One collective for each exchange, two with `changes`; on a device the host waits once for each."""
     for wrong, exchanges, counts in ranks.ask("runs", on_streams, OPTIONS[name]):
@@ -317,7 +332,8 @@ def test_what_was_sent_came_and_launched_no_more_than_its_exchanges(ranks, name,
         per_exchange = 2 if "changes" in OPTIONS[name] else 1
         for launches, waits in counts:
             assert launches == ["all_to_all"] * exchanges * per_exchange
-            assert waits == (exchanges if on_streams else 0)
+            if "changes" not in OPTIONS[name]:
+                assert waits == (exchanges if on_streams else 0)
 
 
 def test_verify_names_what_differs(ranks):
@@ -350,11 +366,12 @@ def test_a_deadlock_of_two_groups_ends_in_time_and_spares_the_program(faults):
 
 @pytest.mark.parametrize("name", [*FAULTS, CONNECTS])
 def test_who_failed_is_named_in_time(faults, name):
-    (answer,) = faults[name].answers(name, ranks=[0], timeout=30).values()
+    victim = FAULTS[name][0] if name in FAULTS else SERVER
+    (answer,) = faults[name].answers(name, ranks=[1 - victim], timeout=30).values()
     assert not isinstance(answer, RankError), answer
     seconds, said, gone = answer
-    assert f"no answer any more from rank {VICTIM}" in said and gone == (VICTIM,)
+    assert f"no answer any more from rank {victim}" in said and gone == (victim,)
     assert seconds < TIMEOUT + 5 + SLACK, said
     if name in FAULTS:
-        (seconds,) = faults[name].ask("closes", ranks=[0])
+        (seconds,) = faults[name].ask("closes", ranks=[1 - victim])
         assert seconds < 5 + SLACK

@@ -524,6 +524,8 @@ class ChangesOnly(Exchanges):
         came = given.new_empty(sum(into))
         exchange = self.team.call(dist.all_to_all_single)
         self._wait(exchange(came, given, into, out, group=self.team.group, async_op=True))
+        if self.team.device.type != "cpu":  # else reading the numbers would wait for them, and no abort may end that
+            self.team.wait_for_event(torch.accelerator.current_stream(self.team.device).record_event())
         return [Header(*row) for row in came.view(-1, len(Header._fields)).tolist()]
 
     def _await_exchange(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:
@@ -531,7 +533,11 @@ class ChangesOnly(Exchanges):
         self._landing_headers = (
             self._headers
         )  # the next exchange begins, and overwrites it, before this one is unpacked
-        return super()._await_exchange(number, running, sent)
+        came = super()._await_exchange(number, running, sent)
+        # On a GPU only the stream waits so far. `land` reads numbers of what came, in a step that counts as work. Where
+        # the only rank that sends had died, all others waited there for ever, and the clock saw nobody wait.
+        self._wait_for_device()
+        return came
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
         """Unpack what exchange `number` received: whole messages as `Exchanges` does, changes element by element."""

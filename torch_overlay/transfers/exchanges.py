@@ -398,7 +398,7 @@ class Exchanges:
         self._views = Views()
         self._watch: Watch | None = None
         self._landed_bytes: Callable[[int], None] = nothing
-        self._ends: list[torch.Event] = []
+        self._ends: list[tuple[int, torch.Event]] = []
         self._kept_views: tuple[frozenset[int], list[Copied]] | None = None
 
     @property
@@ -504,7 +504,7 @@ class Exchanges:
                 sent()  # the packed messages were copied from the sources; only receiving is left
             self._wait(running.work)
             if self.team.device.type != "cpu" and self._watch is not None:
-                self._ends.append(torch.accelerator.current_stream(self.team.device).record_event())
+                self._ends.append((number, torch.accelerator.current_stream(self.team.device).record_event()))
         self._buffers.give(running.sent)
         return running.came
 
@@ -536,13 +536,13 @@ class Exchanges:
             self._watch.came()
 
     def _wait_for_device(self) -> None:
-        """Wait until the exchanges of this run have ended on the GPU.
+        """Wait until the exchanges that this run has awaited have ended on the GPU.
 
         `wait` of an exchange on a GPU only makes the stream wait. If a rank has died, the exchange never ends there,
         and the program would go on as if its targets were written.
         """
         ends, self._ends = self._ends, []
-        for number, end in enumerate(ends):
+        for number, end in ends:
             with self._step(number, "on the device", waits=True):
                 self.team.wait_for_event(end)
         if ends and self._watch is not None:
