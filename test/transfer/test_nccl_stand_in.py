@@ -84,7 +84,7 @@ class Rank:
         source, target = self.sides("bfloat16")
         options = {"budget": BUDGET, **options}
         wrong, counts = [], []
-        with self.overlay.Transfer(source, target, timeout=60, **options) as transfer:
+        with self.overlay.Transfer(source, target, timeout=200, **options) as transfer:
             self.nccl.launched.clear()
             with self.nccl.streams(transfer) if on_streams else contextlib.nullcontext():
                 for turn in range(3):
@@ -105,7 +105,7 @@ class Rank:
 
     def verifies(self):
         source, target = self.sides()
-        with self.overlay.Transfer(source, target, timeout=60) as transfer:
+        with self.overlay.Transfer(source, target, timeout=200) as transfer:
             self.set(source, self.wholes(0))
             transfer.run()
             transfer.verify()
@@ -128,7 +128,7 @@ class Rank:
             return distribute_tensor(whole.bfloat16(), mesh, [Shard(0)], src_data_rank=None)
 
         target = {name: cut(self.torch.zeros(shape)) for name, shape in SHAPES.items()}
-        with self.overlay.Transfer(self.overlay.checkpoint(folder), target, timeout=60) as transfer:
+        with self.overlay.Transfer(self.overlay.checkpoint(folder), target, timeout=200) as transfer:
             self.nccl.launched.clear()
             transfer.run()
             assert self.launches(transfer) == ["all_to_all"] * transfer.exchanges != []
@@ -142,7 +142,7 @@ class Rank:
         torch, dist = self.torch, self.dist
         source, target = self.sides()
         wrong = []
-        with self.overlay.Transfer(source, target, timeout=60, budget=BUDGET) as transfer:
+        with self.overlay.Transfer(source, target, timeout=200, budget=BUDGET) as transfer:
             with self.nccl.streams(transfer) if on_streams else contextlib.nullcontext():
                 for turn in range(3):
                     wholes, total = self.wholes(turn), torch.full((5,), float(self.rank))
@@ -151,7 +151,7 @@ class Rank:
                     for _ in range(3):
                         sums = total.clone()
                         reduced = dist.all_reduce(sums, async_op=True)
-                        reduced.wait(timedelta(seconds=60))
+                        reduced.wait(timedelta(seconds=200))
                         if sums.tolist() != [6.0] * 5:
                             wrong.append(f"{sums.tolist()} is the sum in turn {turn}")
                     while source and not work.sent():
@@ -170,7 +170,7 @@ class Rank:
         source, target = self.sides()
         said = []
         self.nccl.settings.one_at_a_time = True
-        transfer = self.overlay.Transfer(source, target, timeout=60)
+        transfer = self.overlay.Transfer(source, target, timeout=200)
         self.set(source, self.wholes(0))
         for is_first in (False, self.rank == 1):
             dist.barrier()
@@ -191,7 +191,7 @@ class Rank:
         self.nccl.settings.abort_hangs = abort_hangs
         team.ABORT = 1.0
         source, target = self.sides()
-        self.transfer = self.overlay.Transfer(source, target, timeout=60, budget=BUDGET, changes=changes)
+        self.transfer = self.overlay.Transfer(source, target, timeout=200, budget=BUDGET, changes=changes)
         if on_streams:
             self.streams = self.nccl.streams(self.transfer)  # if it is collected, it ends
             self.streams.__enter__()
@@ -234,7 +234,7 @@ class Rank:
             connect(team)
 
         Team.connect = connects
-        return self.told(lambda: self.overlay.Transfer(*self.sides(), timeout=60))
+        return self.told(lambda: self.overlay.Transfer(*self.sides(), timeout=200))
 
     def shorten_timeout(self, watch):
         """Only now: on a loaded machine ranks take longer to start than the test should wait for one that is gone."""
@@ -261,7 +261,7 @@ def pool(name, size=RANKS):
     import torch.distributed as dist
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    made = Pool(size, Rank, store.port, size, name=name, timeout=60, preload=forks.PRELOADED)
+    made = Pool(size, Rank, store.port, size, name=name, timeout=240, preload=forks.PRELOADED)
     made.store = store
     return made
 
@@ -367,7 +367,7 @@ def test_a_deadlock_of_two_groups_ends_in_time_and_spares_the_program(faults):
 @pytest.mark.parametrize("name", [*FAULTS, CONNECTS])
 def test_who_failed_is_named_in_time(faults, name):
     victim = FAULTS[name][0] if name in FAULTS else SERVER
-    (answer,) = faults[name].answers(name, ranks=[1 - victim], timeout=30).values()
+    (answer,) = faults[name].answers(name, ranks=[1 - victim], timeout=60).values()
     assert not isinstance(answer, RankError), answer
     seconds, said, gone = answer
     assert f"no answer any more from rank {victim}" in said and gone == (victim,)
