@@ -151,6 +151,7 @@ class Transfer:
         self._names, self._progress, self._at_least, self.budget = names, progress, at_least, options.budget
         self._trees = [source, target]
         self._fleet: Fleets | None = None
+        self._runs = 0  # so many began, or were refused
         self.joined: tuple[str, ...] = ()
         self.gone: tuple[Gone, ...] = ()
         fleet = getattr(group, "fleet", None)
@@ -290,6 +291,7 @@ class Transfer:
     ) -> Callable[[Callable[[], None]], object]:
         """Check this rank's tensors for a run. Returns a function that does the run, and calls the function that it is
         given when no source is read any more."""
+        self._runs += 1
         first = self._one_run(only, version, check, async_op, snapshot)
         fleets = self._fleet
         if fleets is None:
@@ -297,13 +299,18 @@ class Transfer:
 
         def job(sent: Callable[[], None]) -> None:
             from .errors import TransferFailed
+            from .transfers.run import AGAIN, RAN
 
             run, lost = first, dict[int, str]()
             fleets.fleet.begin()
             while True:
                 try:
-                    if run(sent):
+                    ended = run(sent)
+                    if ended == RAN:
                         break
+                    if ended == AGAIN:
+                        run = self._one_run(only, version, check, async_op, snapshot)
+                        continue
                     lost = {}
                 except TransferFailed as error:
                     lost = {**fleets.lost(error)}
@@ -317,30 +324,32 @@ class Transfer:
 
     def _one_run(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
-    ) -> Callable[[Callable[[], None]], bool]:
+    ) -> Callable[[Callable[[], None]], str]:
         """Check this rank's tensors for a run. Returns a function that does the run, as `Run.go`."""
         from .distributed._torch import span
-        from .transfers.run import Run
+        from .transfers.run import NEWS, RAN, Run
 
         fleets = self._fleet
         if fleets is not None and not fleets.fleet.units:
 
-            def without_servers(sent: Callable[[], None]) -> bool:
-                has_news = fleets.has_news()
-                if not has_news:
-                    self._state.version = version
-                    sent()
-                return not has_news
+            def without_servers(sent: Callable[[], None]) -> str:
+                if fleets.has_news():
+                    return NEWS
+                self._state.version = version
+                sent()
+                return RAN
 
             return without_servers
         if not self.traffic:
-            return lambda sent: True
+            return lambda sent: RAN
         with self._telling_interrupts():
             run = Run.check(self._state, only, version, check, async_op, snapshot)
+            if fleets is not None and fleets.is_trainer:
+                run.report = run.report._replace(number=self._runs)
             if async_op:
                 run.hold()
 
-        def job(sent: Callable[[], None]) -> bool:
+        def job(sent: Callable[[], None]) -> str:
             with self._telling_interrupts(), span(f"Transfer of {counted(len(run.indices), 'tensor')}"):
                 return run.go(sent)
 
@@ -405,7 +414,7 @@ class Transfer:
 
         self._take_turn()
         try:
-            fleets = self._fleet
+            fleets, self._runs = self._fleet, self._runs + 1
             if fleets is not None and not fleets.fleet.units and fleets.has_news():
                 self._adopt(fleets.remake(self._state, {}))
             if self.traffic:

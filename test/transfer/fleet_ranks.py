@@ -36,13 +36,26 @@ class Trainer:
     def step(self, version, in_background=False):
         """Run. Returns who came and went, the version, and how long it took."""
         for tensor in self.source.values():
-            tensor.to_local().fill_(version)
+            tensor.to_local().fill_(version or 0)
         begun = time.monotonic()
         work = self.sync.run(version=version, async_op=in_background)
         if work is not None:
             work.wait()
         gone = {name: why for name, _, why in self.sync.gone}
         return sorted(self.sync.joined), gone, self.sync.version, time.monotonic() - begun
+
+    def step_apart(self, version):
+        """Rank 1 has ended a run in which a server was lost, and its sources are those of the next one already."""
+        if self.rank == 0:
+            self.step(None)
+            for tensor in self.source.values():
+                tensor.to_local().fill_(version)
+            self.sync.run()
+            return
+        self.sync._runs += 1
+        for tensor in self.source.values():
+            tensor.to_local().fill_(version)
+        self.sync.run()
 
     def messages(self):
         """How many gathers and meetings a run takes."""

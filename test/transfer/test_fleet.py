@@ -122,6 +122,16 @@ def test_who_does_not_fit_is_refused(fleet):
     fleet.step(2, {"a": 1})
 
 
+def test_trainers_that_are_apart(fleet):
+    """Nobody gets one trainer's part of a version and another's of the next."""
+    fleet.trainers.ask("make")
+    fleet.start("a")
+    fleet.step(1, {"a": 1}, joined="a")
+    fleet.trainers.ask("step_apart", 3)
+    assert fleet.hear("a")[2:] == (None, {3.0})
+    fleet.step(4, {"a": 1})
+
+
 @pytest.mark.skipif(not NIGHTLY, reason="a long search: TORCH_OVERLAY_NIGHTLY=1")
 @pytest.mark.parametrize("seed", range(20))
 def test_random_fleets(fleet, seed):

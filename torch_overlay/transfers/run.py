@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RAN, NEWS, AGAIN = "ran", "news", "again"  # how a run ended
 NO_VERSION = -(1 << 62)  # travels in place of a version
 
 
@@ -72,6 +73,8 @@ class RunDecision(NamedTuple):
         need_whole: the ranks that need everything whole, since they lack what was sent to them last.
         are_ties_apart: True if on some rank the sources of targets that are one block of memory are not.
         is_news: True if servers came to an open place, or left, so that the Transfer is made anew before it runs.
+        is_apart: True if a server was lost when some trainers had ended the run and others hadn't.
+        is_behind: then, whether this rank is one of the others.
     """
 
     problems: list[str]
@@ -80,6 +83,8 @@ class RunDecision(NamedTuple):
     need_whole: frozenset[int] = frozenset()
     are_ties_apart: bool = False
     is_news: bool = False
+    is_apart: bool = False
+    is_behind: bool = False
 
 
 class RunReport(NamedTuple):
@@ -96,6 +101,7 @@ class RunReport(NamedTuple):
             differ.
         verifies: whether it called `verify` in place of `run`.
         is_news: on rank 0 of an open place, whether servers came or left.
+        number: on a trainer at an open place, how many runs it has begun; else -1.
     """
 
     problems: list[str]
@@ -107,21 +113,27 @@ class RunReport(NamedTuple):
     are_ties_apart: bool = False
     verifies: bool = False
     is_news: bool = False
+    number: int = -1
 
     def agree(self, team: Team) -> RunDecision:
         """Exchange the reports of all ranks, and decide whether and how they run. Collective.
 
-        If nothing is wrong, each rank sends eight integers. Otherwise ranks then also exchange the text of their
+        If nothing is wrong, each rank sends nine integers. Otherwise ranks then also exchange the text of their
         problems.
         """
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
         version = NO_VERSION if self.version is None else self.version
         flags = 2 * self.verifies + self.checks, self.is_background, self.needs_whole, self.are_ties_apart, self.is_news
-        rows = team.gather([len(self.problems), only, version, *map(int, flags)])
-        problem_counts, onlys, versions, checks, background, _, apart, news = [{*column} for column in zip(*rows)]
+        rows = team.gather([len(self.problems), only, version, *map(int, flags), self.number])
+        problem_counts, onlys, versions, checks, background, _, apart, news, numbers = [{*each} for each in zip(*rows)]
+        numbers -= {-1}
+        if len(numbers) > 1:
+            # A trainer that had ended the run when a server was lost may have changed its sources since. So those that
+            # hadn't leave this version out, and servers get the next one, in the run for which they wait.
+            return RunDecision([], is_apart=True, is_behind=self.number == min(numbers))
         versions -= {NO_VERSION}
         if problem_counts == {0} and len(onlys) == len(checks) == 1 and len(versions) < 2:
-            need_whole = frozenset(rank for rank, (*_, needs_whole, _, _) in zip(team.ranks, rows) if needs_whole)
+            need_whole = frozenset(rank for rank, (*_, needs_whole, _, _, _) in zip(team.ranks, rows) if needs_whole)
             return RunDecision([], next(iter(versions), None), 1 in background, need_whole, 1 in apart, 1 in news)
         said = [*self.problems]
         if len(onlys) > 1:
@@ -361,9 +373,12 @@ class Run:
 
     # Tensors made in inference mode can be written in inference mode only, others in either. No tensor made here stays.
     @torch.inference_mode()
-    def go(self, sent: Callable[[], None] = nothing) -> bool:
-        """Run. Calls `sent` when no source is read any more. Returns False if nothing ran, since servers came or left,
-        and the Transfer is to be made anew. Collective over the ranks of the Transfer."""
+    def go(self, sent: Callable[[], None] = nothing) -> str:
+        """Run. Calls `sent` when no source is read any more. Collective over the ranks of the Transfer.
+
+        Returns RAN; else nothing was sent: NEWS if servers came or left, and the Transfer is to be made anew; AGAIN if
+        other trainers are behind, and this rank waits for them.
+        """
         changed: list[str] = []
         is_background = self.report.is_background
         if is_background:
@@ -372,9 +387,10 @@ class Run:
             begun = time.perf_counter()
             decision = self.agree()
             agreed = time.perf_counter()
-            problems = decision.problems or ([] if decision.is_news else self._prepare(decision))
+            waits = decision.is_news or decision.is_apart
+            problems = decision.problems or ([] if waits else self._prepare(decision))
             self._seconds |= {"agree": agreed - begun, "plan": time.perf_counter() - agreed}
-            if not problems and not decision.is_news:
+            if not problems and not waits:
                 self._exchange(decision, (lambda: self._note_changes(sent)) if is_background else sent)
                 if decision.is_background:
                     changed = self._changes_of_all()
@@ -384,7 +400,9 @@ class Run:
                 f"{self._called} ran, and what came is of two moments: {'; '.join(changed)}. "
                 "Wait until sent(), or run with snapshot=True."
             )
-        return not decision.is_news
+        if decision.is_apart:
+            return RAN if decision.is_behind else AGAIN
+        return NEWS if decision.is_news else RAN
 
     @contextmanager
     def in_step(self, text: str) -> Iterator[None]:
