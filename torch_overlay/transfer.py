@@ -149,7 +149,7 @@ class Transfer:
 
         self._running, self._is_closed, self._process = Lock(), False, os.getpid()
         self._names, self._progress, self._at_least, self.budget = names, progress, at_least, options.budget
-        self._trees = [source, target]
+        self._trees: list[Any] = []  # at an open place: what the Transfer is made of anew
         self._fleet: Fleets | None = None
         self._runs = 0  # so many began, or were refused
         self.joined: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class Transfer:
 
             if fleet.is_used:
                 raise ValueError("An open place has one Transfer at a time: close the one that there is.")
-            place = cast("Place", group)
+            place, self._trees = cast("Place", group), [source, target]
             self._fleet = Fleets(
                 place, fleet, lambda: make(self._trees[0], self._trees[1], place, names, gone, options)
             )

@@ -60,7 +60,8 @@ class Fleet:
     def close(self):
         self.trainers.close()
         for process in self.all:
-            process.kill()
+            if process.is_alive():
+                process.kill()
             process.join(10)
 
 

@@ -81,7 +81,8 @@ def test_in_making_a_transfer_and_in_a_run(caplog):
                 running = other.submit(after, LATE, its.run)
                 sync.run()
                 running.result()
-                (line,) = said(caplog)
+                # On a loaded machine packing may take as long.
+                (line,) = [line for line in said(caplog) if " has worked " not in line]
                 assert line.startswith("torch_overlay: Rank 0 has waited "), line
                 assert " s for rank 1 (rank 1: it is not in a run, for " in line, line
                 assert f", in run {run} of a Transfer over ranks 0, 1, the reports before the run. " in line, line
