@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from rank_pieces import any_box, cut
 from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.transfers import comparison
 from torch_overlay.transfers._planner.schedule import Schedule
@@ -19,27 +20,6 @@ from torch_overlay.transfers.tensor_moves import moves_of, own_moves
 from width import NIGHTLY
 
 RANKS = 6
-
-
-def cut(rng, shape, many):
-    """The whole as boxes, cut at random."""
-    boxes = [Box((0,) * len(shape), shape)]
-    for _ in range(many if shape else 0):
-        start, length = boxes.pop(rng.randrange(len(boxes)))
-        dim = rng.randrange(len(shape))
-        at = rng.randint(0, length[dim])
-        for low, high in ((0, at), (at, length[dim])):
-            boxes.append(
-                Box(
-                    (*start[:dim], start[dim] + low, *start[dim + 1 :]), (*length[:dim], high - low, *length[dim + 1 :])
-                )
-            )
-    return boxes
-
-
-def any_box(rng, shape):
-    ends = [sorted((rng.randint(0, n), rng.randint(0, n))) for n in shape]
-    return Box(tuple(low for low, _ in ends), tuple(high - low for low, high in ends))
 
 
 def draw_side(rng, shape, dtype, is_source):
@@ -55,8 +35,8 @@ def draw_side(rng, shape, dtype, is_source):
         return dict.fromkeys(ranks, Sharding(dtype, regions, tuple(ranks), "cpu"))
     if kind == "plain":
         return dict.fromkeys(ranks, replicated_sharding(dtype, shape, (), "cpu"))
-    given = cut(rng, shape, rng.randint(0, 5)) if is_source and rng.random() < 0.95 else []
-    given += [any_box(rng, shape) for _ in range(rng.randint(0 if given else 1, 3))]
+    given = [Box(*each) for each in cut(rng, shape, rng.randint(0, 5))] if is_source and rng.random() < 0.95 else []
+    given += [Box(*any_box(rng, shape)) for _ in range(rng.randint(0 if given else 1, 3))]
     held = {}
     for box in given:
         for rank in rng.sample(ranks, rng.randint(1, min(len(ranks), 3))):

@@ -1,4 +1,4 @@
-"""`Fleet`: the servers that come to an open place, and go. Start at `Fleet.decide`, by which rank 0 says who is there.
+"""`Fleet`: the servers that come to an open place, and go. Start at `Fleet.change`.
 
 A unit is a server: its ranks come and go together. Each change makes a new epoch: rank 0 writes into the store which
 units there are, and all others read it. Meetings and groups of one epoch have names of their own, so that nobody waits

@@ -133,13 +133,15 @@ def agree(
     descriptions = all_from_data(meeting.say(as_data(own.description), options.host or own_host()))
     try:
         if place is not None and fleet is not None:
-            descriptions = _admitted(place, fleet, descriptions, lambda some: _compared(some, gone, options.strict))
+            descriptions = _admitted(
+                place, fleet, descriptions, lambda some: _compared(Sides.of(some, gone), some, options.strict)
+            )
         sides = Sides.of(descriptions, gone)
         if sides.replicated:
             _compare_replicas(meeting_of(group, gone), meeting.timeout, own.sides[0], sides)
         # Where no server is there, nothing is moved.
         is_alone = fleet is not None and not fleet.units
-        contents, tensors, left_out = _compared(descriptions, gone, options.strict) if not is_alone else (None, [], {})
+        contents, tensors, left_out = _compared(sides, descriptions, options.strict) if not is_alone else (None, [], {})
     except ValueError as error:
         # The traceback of reading this rank's own trees says more than the text that all ranks have.
         raise type(error)(with_paths(str(error), own.paths)) from own.error
@@ -203,10 +205,10 @@ def _admitted(
 
 
 def _compared(
-    descriptions: Mapping[int, Description], gone: frozenset[int], strict: bool
+    sides: Sides, descriptions: Mapping[int, Description], strict: bool
 ) -> tuple[Contents | None, list[Tensor], dict[str, tuple[str, ...]]]:
     """Compare both sides. Returns the checkpoint, if it is the source, the tensors, and the names of one side alone."""
-    sides, contents = Sides.of(descriptions, gone), contents_of(descriptions)
+    contents = contents_of(descriptions)
     if contents is not None:
         sides = sides.read_from(contents, descriptions)
     return contents, *sides.tensors(strict)
