@@ -92,6 +92,12 @@ class Transfer:
             thread. With `changes`, bytes count as if everything went whole. An error in it is logged.
         at_least: at an open place, how many servers have to be there after a run. With fewer, trainers raise when the
             run has been finished with those that are left.
+        stages: on a receiver, pairs of several names of the target and a function. These tensors, which the target has
+            on meta, come one group after the other into memory that is freed again: when a group has come, its
+            function is called with a dict of them by name, while the next group is under way. A DTensor or a tensor is
+            given as it is, a piece as its tensor, pieces as a tuple of tensors; views of one tensor are views of one
+            tensor again. Two groups have memory at one time, beside the budget; with `relay` up to four. They come
+            whole also with `changes`.
         host: a name for the machine on which this rank is. By default ``NCCL_HOSTID``, or the host's name and boot id.
 
     Attributes:
@@ -102,6 +108,7 @@ class Transfer:
         joined, gone: at an open place, the names of the servers that came in the last run, and those that were dropped,
             each with its ranks and why.
         left_out: the names that only one side has, and that aren't moved, under "source" and "target".
+        staged: the names that come in stages on some rank.
         traffic: what a run of all tensors takes: for each rank of both sides the bytes that it sends, those that it
             gets, and how many exchanges it would need alone; `exchanges` is how many there are. With `changes`, as if
             everything went whole. Empty on a rank that has no part in the Transfer.
@@ -134,6 +141,7 @@ class Transfer:
         host: str | None = None,
         progress: Callable[[int, int], object] | None = None,
         at_least: int = 0,
+        stages: Iterable[tuple[Iterable[str], Callable[[dict[str, Any]], object]]] = (),
     ) -> None:
         from .overlay import require_recognised
 
@@ -146,7 +154,9 @@ class Transfer:
         if not (progress is None or callable(progress)):
             raise TypeError(f"progress= takes a function of two numbers of bytes; got {progress!r}.")
         from .transfers.making import make
+        from .transfers.stages import Stages
 
+        grouped = Stages(stages) if (stages := [*stages]) else None
         self._running, self._is_closed, self._process = Lock(), False, os.getpid()
         self._names, self._progress, self._at_least, self.budget = names, progress, at_least, options.budget
         self._trees: list[Any] = []  # at an open place: what the Transfer is made of anew
@@ -156,7 +166,7 @@ class Transfer:
         self.gone: tuple[Gone, ...] = ()
         fleet = getattr(group, "fleet", None)
         if fleet is None:
-            self._adopt(make(source, target, group, names, gone, options))
+            self._adopt(make(source, target, group, names, gone, options, grouped))
         else:
             from .transfers.fleets import Fleets
 
@@ -164,7 +174,7 @@ class Transfer:
                 raise ValueError("An open place has one Transfer at a time: close the one that there is.")
             place, self._trees = cast("Place", group), [source, target]
             self._fleet = Fleets(
-                place, fleet, lambda: make(self._trees[0], self._trees[1], place, names, gone, options)
+                place, fleet, lambda: make(self._trees[0], self._trees[1], place, names, gone, options, grouped)
             )
             self._adopt(self._fleet.remake(None, {}))
             fleet.is_used = True
@@ -178,6 +188,7 @@ class Transfer:
 
         state.progress = self._progress
         self._state, self.left_out = state, state.agreement.left_out
+        self.staged = tuple(state.agreement.levels)
         self.exchanges = self.staging = 0
         self.traffic: dict[int, tuple[int, int, int]] = {}
         if state.group is not None:
@@ -254,15 +265,17 @@ class Transfer:
             ValueError: on all ranks, with the rank and the reason. Nothing was sent, and the next run can succeed:
 
                 - a tensor changed its shape, type, device or placements, or lost its memory;
-                - `only` has a name that isn't moved, or ranks differ in `only`, `version` or `check`;
+                - `only` has a name that isn't moved, or some names of a stage and not all;
+                - ranks differ in `only`, `version` or `check`;
                 - replicas differ, or the sources of targets that are one block of memory;
                 - targets came to share memory, or a file of the checkpoint changed;
                 - the budget is too small for these names, the snapshot, or copies of sources that targets overwrite;
                 - a rank called `refuse`, or a run in the background failed and nobody called its `wait()`.
 
-                After a run in the background it also means that a source was changed in place while it was read, as
-                its version counter says, or that a tensor got other memory, as by `p.data = other`. Then the targets
-                were written.
+                After the run it means that a function of `stages` failed: no further one was called on that rank, and
+                all other targets were written. After a run in the background it also means that a source was changed in
+                place while it was read, as its version counter says, or that a tensor got other memory, as by
+                `p.data = other`. Then the targets were written.
             TransferFailed: a rank failed, or didn't come within the timeout. Names the rank and the step, and says
                 whether targets of this rank were written. The Transfer can't run again; the ranks that are left close
                 it, and make another one with ``gone=error.gone``. It is a RuntimeError.
@@ -448,6 +461,8 @@ class Transfer:
                 raise RuntimeError(CLOSED)
             if not self.traffic:
                 return
+            if target is not None and self._state.stages is not None:
+                raise ValueError("A target of which some tensors come in stages can't be bound: make another Transfer.")
             moves, place = self._state.agreement.moves, self._state.agreement.place
             before = self._state.sources, self._state.targets
             bound = [

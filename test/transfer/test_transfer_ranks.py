@@ -21,6 +21,7 @@ from rank_recipes import RecipeCases
 from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases
 from rank_relay import RelayCases
+from rank_stages import StageCases
 from rank_streams import StreamCases
 from rank_transfers import TransferCases
 from rank_trees import TreeCases
@@ -55,6 +56,7 @@ class TestTransferOnEightRanks(
     RelayCases,
     VerifyCases,
     VllmCases,
+    StageCases,
     StreamCases,
     WeightCases,
     WorldRecipeCases,

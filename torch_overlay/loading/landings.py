@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..rendezvous.long_waits import said_if_long
 from ..transfers.pieces import Piece
+from ..transfers.stages import as_on_meta
 from .attributes import PlainAttributes, Setting, compare_calls
 from .loader_run import (
     NOBODY,
@@ -35,6 +37,7 @@ from .loader_run import (
     conflicts,
     extent,
     fills_of,
+    joined,
     listed,
     named_tensors,
     storage_of,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from .attributes import Where
 
     Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
+    Stage = tuple[list[str], Callable[[Mapping[str, Any]], None]]
 
 SHARED = "another tensor goes to the same memory"
 BESIDE = "another tensor of its module comes whole"
@@ -79,19 +83,91 @@ class Landings:
         self._memory, self._buffers = memory, dict[str, torch.Tensor]()
         self._whole_storages: set[int] = set()
         self._settings: tuple[Setting, ...] = ()
+        self._goes_to: dict[str, set[int]] = {}  # storages, by name
 
     def target(self) -> dict[str, Any]:
         """Return the target of a `Transfer`: pieces for each direct tensor, and an empty tensor for each that comes
-        whole.
+        whole. What goes to modules on meta is on meta, and needs ``stages=`` of the Transfer (`stages`).
 
         Skipped names aren't in it, so make the Transfer with ``strict=False``. The empty tensors are allocated once, on
         the device of the model's first parameter, and live as long as this object.
         """
-        if self.whole.keys() != self._buffers.keys():
+        whole = {meta.name: meta for meta in self._tensors if meta.name in self.whole}
+        staged = {name: whole[name].empty("meta") for name in self.staged if name in whole}
+        own = whole.keys() - staged.keys()
+        if own != self._buffers.keys():
             device = self._memory.device
             with torch.inference_mode(False):  # for the version counters, by which `load_whole` knows what came
-                self._buffers = {meta.name: meta.empty(device) for meta in self._tensors if meta.name in self.whole}
-        return {**self._buffers, **self.direct}
+                self._buffers = {name: meta.empty(device) for name, meta in whole.items() if name in own}
+        return {**self._buffers, **staged, **self.direct}
+
+    @property
+    def staged(self) -> tuple[str, ...]:
+        """The names that go to modules on meta, and come in `stages`; direct and whole ones."""
+        return tuple([name for names, _ in self._groups for name in names])
+
+    @cached_property
+    def _groups(self) -> list[tuple[list[str], list[tuple[str, torch.nn.Module]]]]:
+        """The names, and the modules on meta to which they go, that have to come together."""
+        homes = self._memory.homes_on_meta
+        goes_to = {
+            # Nothing is known of where it goes, so it may be anywhere.
+            name: storages or (set(homes) if name in self.whole else set())
+            for name, storages in self._goes_to.items()
+        }
+        groups = joined({name: set().union(*[homes.get(each, ()) for each in s]) for name, s in goes_to.items()})
+        modules = [*self._model.named_modules()]
+        return [(names, [each for each in modules if each[0] in own]) for names, own in groups]
+
+    def stages(self, finish: Callable[[str, torch.nn.Module], object]) -> list[Stage]:
+        """Return what ``Transfer(stages=)`` takes, for a model of which modules are on meta, in the layout that the
+        loader loads into, while something else is served.
+
+        When all tensors of a module have come, the module gets memory, with what the loader would have put there, and
+        ``finish(name, module)`` is called, with the module's name in the model: it makes of the module's weights what
+        is served. Then the module is on meta again. What comes whole is handed to the loader meanwhile, module by
+        module. Elements that nothing reaches (`untouched`) are undefined.
+
+        >>> import torch, torch_overlay
+        >>> with torch.device("meta"):
+        ...     model = torch.nn.Linear(2, 3, bias=False)
+        >>> def load(weights):
+        ...     for _, weight in weights:
+        ...         model.weight.data.copy_(weight)
+        >>> served = torch.zeros(2, 3)  # transposed, for a kernel
+        >>> found = torch_overlay.landings(load, model, {"w": torch.empty(3, 2, device="meta")})
+        >>> stages = found.stages(lambda name, module: served.copy_(module.weight.T))
+        >>> source, target = {"w": torch.ones(3, 2)}, found.target()
+        >>> with torch_overlay.meet("tcp://127.0.0.1:29627", rank=0, world_size=1) as place:
+        ...     with torch_overlay.Transfer(source, target, group=place, stages=stages) as sync:
+        ...         sync.run()
+        >>> served.sum(), model.weight.is_meta
+        (tensor(6.), True)
+        """
+        return [(names, partial(self._finish, names, modules, finish)) for names, modules in self._groups]
+
+    def _finish(
+        self,
+        names: Sequence[str],
+        modules: Sequence[tuple[str, torch.nn.Module]],
+        finish: Callable[[str, torch.nn.Module], object],
+        tensors: Mapping[str, Any],
+    ) -> None:
+        """Give modules what came, and call the user's function for each."""
+        came: dict[int, torch.Tensor] = {}  # some view, by the storage on meta
+        for name in names:
+            if name in self.direct:
+                came |= {storage_of(p._local_tensor): got for p, got in zip(self.direct[name], tensors[name])}
+        device = next((each.device for name in names for each in tree_leaves(tensors[name])), self._memory.device)
+        with self._memory.materialised([module for _, module in modules], came, device) as real:
+            for view, value in self.fills:
+                if storage_of(view) in real:
+                    as_on_meta(view, real[storage_of(view)]).fill_(value)
+            whole = [(name, tensors[name]) for name in names if name in self.whole]
+            if whole:
+                self._load(whole)
+            for name, module in modules:
+                finish(name, module)
 
     def load_whole(self, copies: bool = False) -> None:
         """Hand the tensors that came whole to the loader, in one call, and set the constants that it sets besides: rows
@@ -107,7 +183,7 @@ class Landings:
             ValueError: some tensors that come whole have never arrived; names them. Nothing was loaded.
             RuntimeError: `target()` wasn't called before. Whatever the loader raises is passed on.
         """
-        if self.whole.keys() != self._buffers.keys():
+        if self.whole.keys() - {*self.staged} != self._buffers.keys():
             raise RuntimeError("Nothing came whole yet: give target() to a Transfer, run it, and then call load_whole.")
         missing = [name for name, tensor in self._buffers.items() if tensor.numel() and not tensor._version]
         if missing:
@@ -305,6 +381,7 @@ def find_landings(
             found.whole[meta.name] = record.why
         elif record.pieces:
             found.direct[meta.name] = tuple([Piece(view, meta.shape, start) for start, view in record.pieces])
+    found._goes_to = {meta.name: records[meta.name].storages for meta in metas}
     found._whole_storages = set().union(*[record.storages for record in records.values() if record.why is not None])
     fills = [fill for record in records.values() if record.why is None for fill in record.fills]
     found.fills, found._settings = tuple(_distinct(fills)), settings
@@ -318,6 +395,7 @@ def all_whole(load: Load, model: torch.nn.Module, tensors: Any, why: str) -> Lan
     memory, metas = ModelMemory(model), metas_of(tensors)
     found = Landings(load, model, metas, None, memory)
     found.whole, found._whole_storages = {meta.name: why for meta in metas}, memory.storages
+    found._goes_to = dict.fromkeys(found.whole, memory.storages)
     return found
 
 

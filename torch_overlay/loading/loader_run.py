@@ -8,6 +8,7 @@ records can be trusted.
 from __future__ import annotations
 
 import gc
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..transfers.sharding import CASTS
+from ..transfers.stages import as_on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -599,7 +601,8 @@ class ModelMemory:
     Attributes:
         storages: their storages.
         places: for each storage, the names and tensors of the parameters and buffers in it.
-        device: the device of the first parameter; the CPU if there is none.
+        device: the device of the first parameter that isn't on meta; torch's default device if there is none.
+        homes_on_meta: by storage on meta, the names of the modules that have it.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -614,7 +617,13 @@ class ModelMemory:
         self.places: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for name, tensor in named_tensors(model):
             self.places.setdefault(storage_of(tensor), []).append((name, tensor.detach()))
-        self.device = next((slot.data.device for slot in self._slots), torch.device("cpu"))
+        devices = (slot.data.device for slot in self._slots if not slot.data.is_meta)
+        self.device = next(devices, torch.get_default_device())
+        self.homes_on_meta: dict[int, set[str]] = {}
+        for name, module in model.named_modules():
+            for tensor in _own_tensors(module):
+                if tensor.is_meta:
+                    self.homes_on_meta.setdefault(storage_of(tensor), set()).add(name)
 
     def siblings(self, storages: set[int]) -> set[int]:
         """Return all storages of those modules that have at least one of these storages."""
@@ -636,6 +645,34 @@ class ModelMemory:
         for slot in self._slots:
             replaced |= slot.restore()
         return replaced
+
+    @contextmanager
+    def materialised(
+        self, modules: Collection[torch.nn.Module], came: Mapping[int, torch.Tensor], device: torch.device
+    ) -> Iterator[dict[int, torch.UntypedStorage]]:
+        """Give modules the parameters and buffers that they had when this was made, with memory in place of meta: that
+        of `came`, views by storage on meta, else new one. Yields the memory. Afterwards they have what they had."""
+        real = {key: view.untyped_storage() for key, view in came.items()}
+        given = {id(module) for module in modules}
+        mine = [each for each in self._tables if id(each[0]) in given and each[1] != "_modules"]
+        saved = [(module, name, {**getattr(module, name)}) for module, name, _, _ in mine]
+        made: dict[int, torch.Tensor] = {}
+        try:
+            for module, name, _, recorded in mine:
+                table = {}
+                for key, tensor in recorded.items():
+                    if tensor is not None and tensor.is_meta:
+                        storage = storage_of(tensor)
+                        if storage not in real:
+                            real[storage] = torch.UntypedStorage(tensor.untyped_storage().nbytes(), device=device)
+                        # One parameter under two names stays one.
+                        tensor = made.setdefault(id(tensor), as_on_meta(tensor, real[storage]))
+                    table[key] = tensor
+                _set_table(module, name, table)
+            yield real
+        finally:
+            for module, name, table in saved:
+                _set_table(module, name, table)
 
     def change(self, model: torch.nn.Module, storages: Collection[int]) -> str | None:
         """Say what has changed in the model since this was made, in words: a name, a shape or a type, or the address of
@@ -682,17 +719,9 @@ class _Slot(NamedTuple):
 def _slots(model: torch.nn.Module) -> Iterator[_Slot]:
     """Yield all parameters and buffers of a model, module by module. A tensor that two modules share comes twice."""
     for module in model.modules():
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                yield _Slot(
-                    module,
-                    tensor,
-                    tensor.detach(),
-                    tensor.grad if tensor.is_leaf else None,
-                    type(tensor),
-                    tensor.__dict__,
-                    tensor.requires_grad,
-                )
+        for tensor in _own_tensors(module):
+            grad = tensor.grad if tensor.is_leaf else None
+            yield _Slot(module, tensor, tensor.detach(), grad, type(tensor), tensor.__dict__, tensor.requires_grad)
 
 
 def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -704,6 +733,36 @@ def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _names_and_shapes(model: torch.nn.Module) -> dict[str, tuple[Any, ...]]:
     """Return the shape and the type of each parameter and buffer, by name."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named_tensors(model)}
+
+
+def _own_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the parameters and buffers of a module, without those of its children."""
+    yield from (tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None)
+
+
+def _set_table(module: torch.nn.Module, name: str, values: Mapping[str, Any]) -> None:
+    table = getattr(module, name)
+    table.clear()
+    table.update(values)
+
+
+def joined(homes: Mapping[str, Collection[str]]) -> list[tuple[list[str], set[str]]]:
+    """Group names, each with its homes, so that no two groups share a home. Names without one are in none.
+
+    >>> joined({"q": {"a"}, "o": {"b"}, "k": {"a"}, "skipped": set()})
+    [(['o'], {'b'}), (['q', 'k'], {'a'})]
+    """
+    groups: list[tuple[list[str], set[str]]] = []
+    of_home: dict[str, tuple[list[str], set[str]]] = {}
+    for name, own in homes.items():
+        if not own:
+            continue
+        others = {id(group): group for home in own if (group := of_home.get(home)) is not None}
+        names = [each for group in others.values() for each in group[0]]
+        group = [*names, name], set(own).union(*[group[1] for group in others.values()])
+        groups = [*[each for each in groups if id(each) not in others], group]
+        of_home |= dict.fromkeys(group[1], group)
+    return groups
 
 
 def storages(module: torch.nn.Module, recurse: bool = True) -> set[int]:

@@ -21,8 +21,9 @@ from .descriptions import SIDES, Description, all_from_data, as_data, boxed, des
 from .hops import hops_of
 from .hosts import own_host, passes_on
 from .pieces import digests_of
-from .relays import relays_of
+from .relays import in_turns, relays_of
 from .replicas import replica_problems
+from .stages import levels_of, torn_groups
 from .tensor_moves import TensorMove, check_nothing_is_lost, moves_of, moves_of_checkpoint, own_moves, tensors_as_read
 from .trees import with_paths
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .hops import PassedOn
     from .options import Options
     from .pieces import Given
+    from .stages import Stages
     from .tensor_files import Files
     from .trees import Names
 
@@ -70,6 +72,7 @@ class Agreement:
         contents: the checkpoint that is the source; None if tensors are.
         files: the checkpoint's files, if this rank reads it: its own.
         paths: by name, the paths of sources that `names=` calls otherwise on this rank: its own.
+        levels: the names that come in stages on some rank, and in which turn.
     """
 
     place: Place | None
@@ -90,6 +93,7 @@ class Agreement:
     contents: Contents | None
     files: Files | None
     paths: Mapping[str, str]
+    levels: Mapping[str, int]
 
     def indices_of(self, names: tuple[str, ...] | None) -> tuple[Sequence[int], list[str]]:
         """Find this rank's moves of these names; of all names, if None. Also returns what is wrong with the names."""
@@ -112,7 +116,13 @@ class Agreement:
 
 
 def agree(
-    source: Any, target: Any, group: Group, names: Names, gone_ranks: Sequence[int], options: Options
+    source: Any,
+    target: Any,
+    group: Group,
+    names: Names,
+    gone_ranks: Sequence[int],
+    options: Options,
+    stages: Stages | None = None,
 ) -> tuple[Agreement, Meeting, Tensors]:
     """Describe this rank's tensors to all ranks that make the Transfer, hear theirs, and list the moves. Collective."""
     place = group if isinstance(group, Place) else None
@@ -124,7 +134,7 @@ def agree(
     if options.timeout is not None:
         meeting.timeout = timedelta(seconds=options.timeout)
     with said_if_long("reading its tensors, or the headers of its checkpoint, for a Transfer"):
-        own = describe(source, target, names, place)
+        own = describe(source, target, names, place, stages)
     is_nothing = source is None and target is None
     # The host goes beside, so that ranks of a mesh over several hosts say the same.
     own = own._replace(
@@ -146,7 +156,8 @@ def agree(
         # The traceback of reading this rank's own trees says more than the text that all ranks have.
         raise type(error)(with_paths(str(error), own.paths)) from own.error
     budget = min(d.options.budget for d in descriptions.values() if d.options is not None)
-    moves, passed, why = _plan(tensors, gone, options, meeting, budget, contents)
+    levels = _levels(descriptions, tensors, contents)
+    moves, passed, why = _plan(tensors, gone, options, meeting, budget, contents, levels)
     ends = [{rank for tensor in tensors for rank in getattr(tensor, side).ranks} for side in SIDES]
     agreement = Agreement(
         place=place,
@@ -154,7 +165,7 @@ def agree(
         budget=budget,
         tensors=tensors,
         moves=moves,
-        own=range(len(moves)) if passed or contents is not None else own_moves(moves, meeting.rank),
+        own=range(len(moves)) if passed or levels or contents is not None else own_moves(moves, meeting.rank),
         passed=passed,
         why=why,
         hosts=meeting.owns,
@@ -167,6 +178,7 @@ def agree(
         contents=contents,
         files=own.files,
         paths=own.paths,
+        levels=levels,
     )
     return agreement, meeting, own.sides
 
@@ -221,6 +233,7 @@ def _plan(
     meeting: Meeting,
     budget: int,
     contents: Contents | None,
+    levels: Mapping[str, int],
 ) -> tuple[list[TensorMove], list[PassedOn], str]:
     """List all moves, the same on every rank. Returns those from the source, those by which targets are passed on, and
     why these are, or aren't."""
@@ -235,13 +248,33 @@ def _plan(
     # With changes= much less is sent than adds up here, and each hop takes as long however little it sends.
     if options.relay is None and not options.changes:
         is_passed, why = passes_on(as_read, meeting.owns)
-    relays = relays_of(as_read, meeting.owns, has_rounds=contents is None) if is_passed else {}
+    hosts = meeting.owns if is_passed else None
+    if levels:
+        relays = in_turns(as_read, levels, hosts)
+    else:
+        relays = relays_of(as_read, hosts, has_rounds=contents is None) if hosts is not None else {}
     if contents is None:
         moves = moves_of(tensors, gone, relays)
     else:
         moves = moves_of_checkpoint(tensors, contents, shares, meeting.rank, relays)
     check_nothing_is_lost(moves, gone)
     return moves, hops_of(moves, relays), why
+
+
+def _levels(
+    descriptions: Mapping[int, Description], tensors: Sequence[Tensor], contents: Contents | None
+) -> dict[str, int]:
+    """Return in which turn the names come that come in stages; the same on all ranks. Raises a ValueError if that can't
+    be."""
+    there = {tensor.name for tensor in tensors}
+    torn = {rank: torn_groups(said.stages, there) for rank, said in descriptions.items() if said.stages and tensors}
+    levels = levels_of(said.stages for said in descriptions.values())
+    if contents is not None and levels:
+        raise ValueError(
+            "stages= takes tensors as the source, and the source is a checkpoint: read it into tensors, and give these."
+        )
+    raise_if_any(by_sentence({rank: texts for rank, texts in torn.items() if texts}))
+    return {name: level for name, level in levels.items() if name in there}
 
 
 def _compare_replicas(meeting: Meeting, timeout: timedelta, sources: Mapping[str, Given], sides: Sides) -> None:

@@ -116,5 +116,5 @@ def keep_for_this_stream(locals_: Iterable[torch.Tensor | None]) -> None:
     Without it, memory that the program frees during the run would go to another tensor while the run still reads it.
     """
     for local in locals_:
-        if local is not None and not local.is_cpu:
+        if local is not None and not (local.is_cpu or local.is_meta):
             local.record_stream(torch.accelerator.current_stream(local.device))

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .blocks import Locals
     from .pieces import Given
     from .sharding import Sharding
+    from .stages import Stages
     from .tensor_moves import TensorMove
 
 
@@ -54,16 +55,25 @@ class BoundTensor:
         name: of the whole tensor.
         sharding: of the whole tensor, as all ranks agreed on it; if it lies on several meshes, on this rank's mesh.
         place: where several worlds met, if they did.
+        is_staged: whether it has memory only while it comes.
 
     Attributes:
         name: of the whole tensor.
+        is_staged: as given.
         location: the address, strides and offset of the local tensor when `problem` last looked; None before. Only
             compared.
     """
 
     def __init__(
-        self, side: str, name: str, tensor: DTensor | Plain, sharding: Sharding, place: Place | None = None
+        self,
+        side: str,
+        name: str,
+        tensor: DTensor | Plain,
+        sharding: Sharding,
+        place: Place | None = None,
+        is_staged: bool = False,
     ) -> None:
+        self.is_staged = is_staged
         self._side, self.name, self._tensor, self._sharding, self._place = side, name, tensor, sharding, place
         local = tensor._local_tensor
         self._spec, self._shape, self._dtype, self._device = tensor._spec, local.shape, local.dtype, local.device
@@ -146,8 +156,10 @@ class BoundTensor:
         return tuple(torch.tensor(self._sharding.ranks, device="cpu").reshape(sizes)[here].flatten().tolist())
 
     def part(self, local: torch.Tensor) -> Part | None:
-        """Describe where this rank's box of the whole tensor lies in memory; None if the box has no element. The rank
-        is in the tensor's mesh."""
+        """Describe where this rank's box of the whole tensor lies in memory; None if the box has no element, or the
+        tensor no memory between runs. The rank is in the tensor's mesh."""
+        if self.is_staged:
+            return None
         mesh = self._tensor.device_mesh
         box = self.box if mesh is None else self._sharding.regions.box(mesh.get_coordinate())
         return part_of(self.name, cast("Box", box), local)
@@ -280,9 +292,14 @@ def locals_of(
 
 
 def bind_side(
-    side: str, given: Mapping[str, Given], moves: Sequence[TensorMove], place: Place | None
+    side: str,
+    given: Mapping[str, Given],
+    moves: Sequence[TensorMove],
+    place: Place | None,
+    stages: Stages | None = None,
 ) -> list[BoundTensor | None]:
     """Find this rank's tensor for each move, on one side. Nothing is compared."""
+    staged = frozenset() if stages is None or side == SIDES[0] else stages.by_name.keys()
     bound: list[BoundTensor | None] = []
     for tensor, numbers, *_ in moves:
         own, number = given.get(tensor.name), numbers[SIDES.index(side)]
@@ -299,7 +316,7 @@ def bind_side(
             # This rank's tensor is on one of several meshes, or on one, where other ranks have it in another way.
             if sharding.meshes > 1 or (sharding.pieces and mesh is not None):
                 sharding = sharding_of(tensor.name, cast("DTensor", own), Meshes(place))
-            bound.append(BoundTensor(side, tensor.name, own, sharding, place))
+            bound.append(BoundTensor(side, tensor.name, own, sharding, place, tensor.name in staged))
     return bound
 
 

@@ -19,7 +19,7 @@ from .options import Options
 from .pieces import Pieces, is_pieces, own_tensors, part_of
 from .sharding import Meshes, Sharding, misfit, shardings
 from .tensor_files import Checkpoint
-from .trees import names_for, paths_of, with_paths
+from .trees import leaves, names_for, paths_of, with_paths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from ..rendezvous.meeting import Place
     from ._planner.memory import Part
     from .pieces import Given
+    from .stages import Stages
     from .tensor_files import Files
     from .trees import Names
 
     Data = dict[str, Any]  # of text, numbers, lists and dicts, as JSON has them
 
 SIDES = "source", "target"
-AS_THEY_ARE = "options", "gives_nothing", "checkpoint"  # fields of a Description that JSON takes
+AS_THEY_ARE = "options", "gives_nothing", "checkpoint", "stages"  # fields of a Description that JSON takes
 
 
 class Description(NamedTuple):
@@ -46,6 +47,7 @@ class Description(NamedTuple):
         options: as it gave them; None of a rank that can't take part.
         gives_nothing: whether it gave None in place of both trees.
         checkpoint: what `Files.as_data` returned for its source, if that is a checkpoint.
+        stages: the names of its targets that it gets in groups, one after the other.
     """
 
     source: dict[str, Sharding]
@@ -55,6 +57,7 @@ class Description(NamedTuple):
     options: Options | None = None
     gives_nothing: bool = False
     checkpoint: Data | None = None
+    stages: Sequence[Sequence[str]] = ()
 
 
 class Described(NamedTuple):
@@ -117,7 +120,9 @@ class Problem(NamedTuple):
     text: str
 
 
-def describe(source: Any, target: Any, names: Names, place: Place | None = None) -> Described:
+def describe(
+    source: Any, target: Any, names: Names, place: Place | None = None, stages: Stages | None = None
+) -> Described:
     """Read both trees of this rank, and describe their tensors. With a checkpoint as the source, read the headers of
     its files.
 
@@ -129,7 +134,12 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None)
         if isinstance(source, Checkpoint):
             files, source = source.read(), None
             checkpoint = files.as_data(lambda path: names_for(path, names))
-        sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
+        sources = own_tensors(source, SIDES[0], names)
+        staged: Mapping[str, object] = {}
+        if stages is not None:
+            stages.see(leaves(target, is_pieces), sources.values())
+            staged = stages.by_name
+        sides = sources, own_tensors(target, SIDES[1], on_meta=staged)
         paths = paths_of(source, names, is_pieces)
         meshes = Meshes(place)
         by_side = [shardings(side, meshes) for side in sides]
@@ -147,11 +157,19 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None)
         problem = "; ".join(dict.fromkeys(filter(None, problems)))
         if problem:
             return Described(Description(by_side[0], by_side[1], with_paths(problem, paths)), sides)
-        targets = [part for name, given in sides[1].items() for part in _parts(name, given, by_side[1][name], meshes)]
+        if stages is not None:
+            by_side[1] |= {name: by_side[1][name]._replace(device=stages.device.type) for name in staged}
+        targets = [
+            part
+            for name, given in sides[1].items()
+            if name not in staged
+            for part in _parts(name, given, by_side[1][name], meshes)
+        ]
         # Of targets alone: sources that share memory are only read.
         shared = Shared.of({}, dict(enumerate(targets)))
         problem = "; ".join(shared_targets(shared))
         description = Description(by_side[0], by_side[1], problem or None, shared.tied, checkpoint=checkpoint)
+        description = description._replace(stages=[] if stages is None else stages.names)
         return Described(description, sides, files=files, paths=paths)
     except (TypeError, ValueError, RuntimeError, NotPlanned) as error:
         # RuntimeError is torch's own, for instance of a tensor without storage.

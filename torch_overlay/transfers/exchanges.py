@@ -243,6 +243,7 @@ class Going(NamedTuple):
         keeps: whether views of the tensors are kept for the next run. They hold if that gives the same `state`.
         watch: of the Transfer, if it has one.
         landed: called when an exchange has landed, with the bytes that it sent and brought.
+        began: called when the first exchange is under way.
     """
 
     sent: Callable[[], None] = nothing
@@ -250,6 +251,7 @@ class Going(NamedTuple):
     watch: Watch | None = None
     state: object = None
     landed: Callable[[int], None] = nothing
+    began: Callable[[], None] = nothing
 
 
 GOING = Going()
@@ -398,6 +400,7 @@ class Exchanges:
         self._views = Views()
         self._watch: Watch | None = None
         self._landed_bytes: Callable[[int], None] = nothing
+        self._began: Callable[[], None] = nothing
         self._ends: list[tuple[int, torch.Event]] = []
         self._kept_views: tuple[frozenset[int], list[Copied]] | None = None
 
@@ -413,7 +416,7 @@ class Exchanges:
 
     def run(self, sources: Locals, targets: Locals, going: Going = GOING) -> None:
         """Write all targets. Collective over the team."""
-        self._watch, self._landed_bytes, self.seconds = going.watch, going.landed, {}
+        self._watch, self._landed_bytes, self._began, self.seconds = going.watch, going.landed, going.began, {}
         sent, keeps = going.sent, going.keeps
         wires = self._wires or [None] * len(sources)
         sources, targets = self._views.begin(sources, targets, wires, keeps, going.state)
@@ -447,6 +450,7 @@ class Exchanges:
     def _exchange(self, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
         """Run all exchanges: while one runs, pack the next one and unpack the one before."""
         running = self._start(0, self._pack(0, sources), sources, targets) if self.count else None
+        self._began()
         for number in range(1, self.count + 1):
             packed = self._pack(number, sources) if number < self.count else None
             came = self._await_exchange(number - 1, running, sent)

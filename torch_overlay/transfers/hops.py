@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .exchanges import AnyExchanges
     from .relays import Passing
     from .sharding import Sharding
+    from .stages import Turns
     from .tensor_moves import TensorMove
 
 
@@ -118,11 +119,12 @@ class Parts(InTurn):
 
     Args:
         parts: in order, each with the exchanges that run it.
+        turns: of this rank's stages.
     """
 
-    def __init__(self, parts: Sequence[tuple[RunPart, AnyExchanges]]) -> None:
+    def __init__(self, parts: Sequence[tuple[RunPart, AnyExchanges]], turns: Turns) -> None:
         super().__init__([exchanges for _, exchanges in parts])
-        self._parts = parts
+        self._parts, self.turns = parts, turns
         read = [part.sources[number] for part, exchanges in parts for number in exchanges.reads]
         self.reads = frozenset([place for is_target, place in read if not is_target])
         # The last part that reads sources. Checkpoints are read there, too, and no tensor of the program is.
@@ -131,11 +133,27 @@ class Parts(InTurn):
         for number, exchanges in enumerate(self._every, 1):
             exchanges.label = f"part {number} of {len(parts)}, "
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """See `AnyExchanges`."""
+        return {**super().seconds, "stages": self.turns.seconds}
+
     def run(self, sources: Locals, targets: Locals, going: Going = GOING) -> None:
         """Run all parts. Collective."""
+        targets = [*targets]
+        self.turns.start(targets)
+        try:
+            self._run_parts(sources, targets, going._replace(began=self.turns.finish))
+            self.turns.finish()
+        finally:
+            self.turns.free()
+
+    def _run_parts(self, sources: Locals, targets: Locals, going: Going) -> None:
         self.written = frozenset()
         for number, (part, exchanges) in enumerate(self._parts):
             now = going if number == self._last_first else going._replace(sent=nothing)
+            if self.turns.begin(number):  # memory that views which are kept would hold
+                now = now._replace(keeps=False, state=None)
             try:
                 own = [targets[place] if is_target else sources[place] for is_target, place in part.sources]
                 exchanges.run(own, [targets[place] for place in part.targets], now)
@@ -145,3 +163,4 @@ class Parts(InTurn):
                 raise
             finally:  # also if it failed: the version counters of the targets that it wrote have to rise
                 self.written |= {part.targets[place] for place in exchanges.written}
+            self.turns.end(number)

@@ -25,18 +25,27 @@ if TYPE_CHECKING:
     from ..rendezvous.meeting import Meeting
     from .agreement import Group
     from .options import Options
+    from .stages import Stages
     from .trees import Names
 
 
-def make(source: Any, target: Any, group: Group, names: Names, gone: Sequence[int], options: Options) -> TransferState:
+def make(
+    source: Any,
+    target: Any,
+    group: Group,
+    names: Names,
+    gone: Sequence[int],
+    options: Options,
+    stages: Stages | None,
+) -> TransferState:
     """Make a Transfer on this rank. Collective over `group`."""
-    agreement, meeting, given = agree(source, target, group, names, gone, options)
-    sides = [bind_side(side, tensors, agreement.moves, agreement.place) for side, tensors in zip(SIDES, given)]
+    agreement, meeting, given = agree(source, target, group, names, gone, options, stages)
+    sides = [bind_side(side, tensors, agreement.moves, agreement.place, stages) for side, tensors in zip(SIDES, given)]
     device = torch.device(agreement.device_type)
     # Its tensors may be on several devices of this type: their buffers are on the first one's.
     devices = [tensor.device for tensor in (*sides[0], *sides[1]) if tensor is not None]
     device = next((each for each in devices if each.type == device.type), device)
-    transfer = TransferState(agreement, options, sides[0], sides[1], device)
+    transfer = TransferState(agreement, options, sides[0], sides[1], device, stages)
     if agreement.tied:
         _check_tied(transfer, group)
     if agreement.tensors:
@@ -76,7 +85,7 @@ def _make_group_and_plan(transfer: TransferState, meeting: Meeting) -> None:
         has_problems = bool(source_problems or target_problems)  # of which the first run tells
         shared = NOTHING_SHARED if has_problems else shared_by(transfer, None, indices, sources, targets)
         transfer.group, transfer.buffers = group, Buffers(transfer.device)
-        transfer.plans = Plans(agreement, group, transfer.buffers, transfer.options.changes)
+        transfer.plans = Plans(agreement, group, transfer.buffers, transfer.options.changes, transfer.stages)
         transfer.plans.add(None, indices, sources, shared)
     except RuntimeError as error:
         if group.watch is None:

@@ -279,9 +279,9 @@ class Pieces:
         self.pieces = tuple(pieces)
 
 
-def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
-    """Collect the tensors that this rank gives on one side, by name. With `names=` one tensor may have several
-    names."""
+def own_tensors(tree: Any, side: str, names: Names = None, on_meta: Collection[str] = ()) -> dict[str, Given]:
+    """Collect the tensors that this rank gives on one side, by name; those that may be on meta are `on_meta`. With
+    `names=` one tensor may have several names."""
     tensors: dict[str, Given] = {}
     for path, leaf in leaves(tree, is_pieces).items():
         if leaf is None:
@@ -290,7 +290,7 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
             if name in tensors:
                 raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
             try:
-                given = _as_given(name, leaf, side)
+                given = _as_given(name, leaf, side, name in on_meta)
             except (TypeError, ValueError) as error:
                 if name == path:
                     raise
@@ -301,7 +301,7 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
     return tensors
 
 
-def _as_given(name: str, leaf: Any, side: str) -> Given:
+def _as_given(name: str, leaf: Any, side: str, may_be_on_meta: bool) -> Given:
     """Turn a leaf into a DTensor, a `Plain` or `Pieces`."""
     spans = _spans_of(leaf) if isinstance(leaf, DTensor) else None
     if isinstance(leaf, torch.Tensor) and _is_read_by_chunks(leaf):
@@ -309,7 +309,7 @@ def _as_given(name: str, leaf: Any, side: str) -> Given:
     elif spans is not None:
         leaf = _stripes(name, leaf, spans)
     if isinstance(leaf, torch.Tensor):
-        problem = _why_immovable(leaf._local_tensor if isinstance(leaf, DTensor) else leaf)
+        problem = _why_immovable(leaf._local_tensor if isinstance(leaf, DTensor) else leaf, may_be_on_meta)
         if problem is None and isinstance(leaf, DTensor):
             problem = _why_apart(leaf)
         if problem is not None:
@@ -319,7 +319,7 @@ def _as_given(name: str, leaf: Any, side: str) -> Given:
         raise TypeError(_no_tensor_text(name, leaf, side))
     pieces = (leaf,) if isinstance(leaf, Piece) else leaf
     for piece in pieces:
-        problem = _why_immovable(piece._local_tensor)
+        problem = _why_immovable(piece._local_tensor, may_be_on_meta)
         if problem is not None:
             raise TypeError(f"A piece of the {side} {name!r} {problem}.")
     kinds = {(piece.shape, piece._local_tensor.dtype, piece._local_tensor.device.type) for piece in pieces}
@@ -362,7 +362,7 @@ def _why_apart(tensor: DTensor) -> str | None:
     )
 
 
-def _why_immovable(local: torch.Tensor) -> str | None:
+def _why_immovable(local: torch.Tensor, may_be_on_meta: bool) -> str | None:
     """Say why a tensor's values aren't the elements in its memory, which is all that a transfer moves; None if they
     are."""
     if local.is_quantized:
@@ -388,8 +388,8 @@ def _why_immovable(local: torch.Tensor) -> str | None:
     if is_wrapper and not isinstance(local, AsyncCollectiveTensor):
         kind = type(local).__name__
         return f"is a {kind}, and a transfer moves plain tensors: give those that it holds, each with a name"
-    if local.is_meta:  # as FSDP2's parameters are before to_empty()
-        return "is on meta and has no memory: materialise it first, as to_empty() does"
+    if local.is_meta and not may_be_on_meta:  # as FSDP2's parameters are before to_empty()
+        return "is on meta and has no memory: materialise it first, as to_empty() does, or name a target in stages="
     return None
 
 

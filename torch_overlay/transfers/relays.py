@@ -50,8 +50,14 @@ class Passing(NamedTuple):
 NO_RELAY = (Passing(0, None, None),)  # of a tensor that goes straight from source to target
 
 
-def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str], has_rounds: bool = True) -> dict[str, list[Passing]]:
-    """Plan the relay of each tensor; the same on every rank. Tensors longer than a round are cut into slabs."""
+def relays_of(
+    tensors: Sequence[Tensor], hosts: Mapping[int, str], has_rounds: bool = True, begin: int = 0
+) -> dict[str, list[Passing]]:
+    """Plan the relay of each tensor; the same on every rank. Tensors longer than a round are cut into slabs.
+
+    Args:
+        begin: the number of the first round.
+    """
     is_within = len({*hosts.values()}) in (1, len(hosts))  # all ranks share one host, or none
     whole = [_bytes(tensor) for tensor in tensors]
     total = sum(whole)
@@ -71,8 +77,27 @@ def relays_of(tensors: Sequence[Tensor], hosts: Mapping[int, str], has_rounds: b
             if turn is not None:
                 places = () if is_within else tuple([hosts.get(rank, "gone") for rank in tensor.target.ranks])
                 relay = _relay(tensor.source, tensor.target, itemsize, turn, places, part)
-            relays.setdefault(tensor.name, []).append(Passing(number, part, relay))
+            relays.setdefault(tensor.name, []).append(Passing(begin + number, part, relay))
     return relays
+
+
+def in_turns(
+    tensors: Sequence[Tensor], levels: Mapping[str, int], hosts: Mapping[int, str] | None
+) -> dict[str, list[Passing]]:
+    """Plan tensors that come in turns (`stages.levels_of`), each turn in rounds after those of the turns before.
+
+    Args:
+        hosts: as of `relays_of`; None if nothing is passed on.
+    """
+    passings, begin = dict[str, list[Passing]](), 0
+    for level in sorted({levels.get(tensor.name, 0) for tensor in tensors}):
+        some = [tensor for tensor in tensors if levels.get(tensor.name, 0) == level]
+        if hosts is None:
+            passings |= {tensor.name: [Passing(begin, None, None)] for tensor in some}
+        else:
+            passings |= relays_of(some, hosts, begin=begin)
+        begin = 1 + max(each.round for tensor in some for each in passings[tensor.name])
+    return passings
 
 
 def _bytes(tensor: Tensor) -> int:

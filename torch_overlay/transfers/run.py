@@ -22,6 +22,7 @@ from .comparison import by_sentence
 from .descriptions import shared_targets
 from .exchanges import Going, Torn, nothing
 from .source_values import replica_problems_now
+from .stages import torn_groups
 from .stats import Progress, RunStats
 from .transfer_plan import bytes_for_buffers
 from .trees import with_paths
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .blocks import Buffers, Locals
     from .bound_tensors import BoundTensor
     from .options import Options
+    from .stages import Stages
     from .transfer_plan import Plan, Plans
 
 logger = logging.getLogger(__name__)
@@ -152,6 +154,7 @@ class TransferState:
     Attributes:
         sources, targets: by index of the move; None where this rank has no part.
         device: of this rank's tensors.
+        stages: of this rank.
         group, buffers, plans: set when they are made; a rank without a part in the Transfer has none.
         progress: as `Transfer` takes it.
         version, stats, changed: of the last run, as `Transfer` has them.
@@ -167,6 +170,7 @@ class TransferState:
     sources: list[BoundTensor | None]
     targets: list[BoundTensor | None]
     device: torch.device
+    stages: Stages | None = None
     group: TransferGroup | None = None
     buffers: Buffers = field(init=False)
     plans: Plans = field(init=False)
@@ -238,6 +242,7 @@ class Run:
         self._called = name_of(transfer.ranks)
         self._seconds: dict[str, float] = {}  # what it took so far, for `RunStats`
         self._changed: list[str] = []  # what the program changed while a run in the background went on
+        self._raised: Exception | None = None  # by a function of a stage
 
     @property
     def group(self) -> TransferGroup:
@@ -263,6 +268,10 @@ class Run:
         run._is_snapshot = snapshot
         run.indices, unknown = transfer.agreement.indices_of(names)
         problems += [*version_problems, *unknown, *(last.unheard() if last is not None else [])]
+        if transfer.stages is not None:
+            problems += [] if names is None else torn_groups(transfer.stages.names, names)
+            if async_op and transfer.device.type != "cpu":
+                problems.append("runs in the background on a GPU, where stages= needs a run that the program waits for")
         run._read(names, problems)
         files = transfer.agreement.files
         problems += [] if files is None else files.changes()
@@ -348,7 +357,7 @@ class Run:
         memory: dict[int, object] = {}
         for index in self.indices:
             tensor, local = self._transfer.targets[index], self.targets[index]
-            if tensor is not None and local is not None:
+            if tensor is not None and local is not None and not tensor.is_staged:
                 # While there is a weak reference to a storage, no other storage gets its id.
                 storage = StorageWeakRef(local.untyped_storage())
                 versions = tensor.versions
@@ -392,14 +401,15 @@ class Run:
             self._seconds |= {"agree": agreed - begun, "plan": time.perf_counter() - agreed}
             if not problems and not waits:
                 self._exchange(decision, (lambda: self._note_changes(sent)) if is_background else sent)
-                if decision.is_background:
-                    changed = self._changes_of_all()
+                if decision.is_background or self._transfer.agreement.levels:
+                    changed = self._problems_after()
         self.raise_if_any(problems)
         if changed:
-            raise ValueError(
-                f"{self._called} ran, and what came is of two moments: {'; '.join(changed)}. "
-                "Wait until sent(), or run with snapshot=True."
-            )
+            what, advice = "what came is of two moments", "Wait until sent(), or run with snapshot=True."
+            if self._transfer.agreement.levels:
+                what = "what came isn't in use everywhere"
+                advice = "What that function, and those of later stages there, haven't written is as before; run again."
+            raise ValueError(f"{self._called} ran, and {what}: {'; '.join(changed)}. {advice}") from self._raised
         if decision.is_apart:
             return RAN if decision.is_behind else AGAIN
         return NEWS if decision.is_news else RAN
@@ -478,6 +488,8 @@ class Run:
         self._bump_versions(plan)
         self._is_exchanged = True
         transfer.wrote |= self._memory_of_targets()
+        if plan.turns.error is not None:
+            self._raised, self._changed = plan.turns.error, [*self._changed, plan.turns.problem]
         transfer.version, ran = decision.version, plan.exchanges
         seconds = {**self._seconds, **ran.seconds}
         transfer.stats = RunStats(decision.version, seconds, ran.count, ran.sent_bytes, ran.received_bytes)
@@ -527,11 +539,12 @@ class Run:
                 self._changed.append(tensor.moved_text)
         sent()
 
-    def _changes_of_all(self) -> list[str]:
-        """Say what the programs of all ranks changed while a run in the background went on, in words. Collective."""
+    def _problems_after(self) -> list[str]:
+        """Say what the programs of all ranks changed while a run in the background went on, and which functions of
+        stages failed, in words. Collective."""
         if self.report.is_background:
             self._changed += [tensor.moved_text for tensor, memory in self._homes if tensor.memory != memory]
-        self.group.enter("comparing the sources' versions after the run", True)
+        self.group.enter("saying what went wrong beside the exchanges", True)
         return RunReport(self._changed).agree(self.group.member).problems
 
     def _failed(self, error: Exception) -> TransferFailed:

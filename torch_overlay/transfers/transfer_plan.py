@@ -15,6 +15,7 @@ from .changes import ChangesOnly
 from .checkpoint import BUFFERS, Round, Rounds, bytes_to_read_into
 from .exchanges import AnyExchanges, Exchanges, Traffic, agreed_count
 from .hops import Parts, RunPart, parts_of
+from .stages import turns_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .agreement import Agreement
     from .blocks import Buffers, Locals
     from .checkpoint import Contents
+    from .stages import Stages, Turns
 
 
 class Room(NamedTuple):
@@ -47,11 +49,13 @@ class Plan(NamedTuple):
         indices: of the moves.
         exchanges: run them.
         traffic: for each rank the bytes out, the bytes in, and the exchanges that it would need alone.
+        turns: of this rank's stages.
     """
 
     indices: Sequence[int]
     exchanges: AnyExchanges
     traffic: Traffic
+    turns: Turns
 
     def bytes_of(self, rank: int) -> int:
         """The bytes that a rank sends and gets."""
@@ -86,6 +90,7 @@ class Plans:
         group: of the Transfer, made already.
         buffers: allocates the buffers of all exchanges.
         changes: as `Transfer` takes it.
+        stages: of this rank.
 
     Attributes:
         by_names: the plans made so far.
@@ -97,8 +102,10 @@ class Plans:
         group: TransferGroup,
         buffers: Buffers,
         changes: bool | str,
+        stages: Stages | None,
     ) -> None:
         self._agreement, self._group, self._buffers, self._changes = agreement, group, buffers, changes
+        self._stages = stages
         self._moves = [each.move for each in agreement.moves]
         self.by_names: dict[tuple[str, ...] | None, Plan] = {}
 
@@ -126,11 +133,20 @@ class Plans:
         schedules = [Schedule.of(part.moves, rank, gone) for part in parts[len(planned) :]]
         if contents is None:
             room = self._room(indices, parts, schedules, sources, shared, is_snapshot)
-        for part, schedule in zip(parts[len(planned) :], schedules):
-            planned.append(self._exchanges(schedule, self._wires(part, indices), room))
+        named = [
+            [(place, self._agreement.moves[indices[place]].tensor.name) for place in part.targets] for part in parts
+        ]
+        levels = self._agreement.levels
+        for part, schedule, own in zip(parts[len(planned) :], schedules, named[len(planned) :]):
+            # What comes in stages comes whole: no receiver has the elements that didn't change.
+            is_staged = any(name in levels for _, name in own) if levels else False
+            changes = False if is_staged else self._changes
+            planned.append(self._exchanges(schedule, self._wires(part, indices), room, changes))
         traffic = _sum([traffic for _, traffic in planned])
         both = [(part, exchanges) for part, (exchanges, _) in zip(parts, planned)]
-        self.by_names[names] = Plan(indices, Parts(both) if len(both) > 1 else both[0][1], traffic)
+        turns = turns_of(self._stages, named)
+        is_one = len(both) == 1 and not levels
+        self.by_names[names] = Plan(indices, both[0][1] if is_one else Parts(both, turns), traffic, turns)
 
     def _room(
         self,
@@ -163,32 +179,30 @@ class Plans:
         why = f"{cause} copies {copied} bytes before it writes; {remain} buffers."
         return Room(left, lambda needed: needed + copied, why if copied else "")
 
-    def _exchanges(self, schedule: Schedule, wires: list[torch.dtype | None], room: Room) -> tuple[Exchanges, Traffic]:
+    def _exchanges(
+        self, schedule: Schedule, wires: list[torch.dtype | None], room: Room, changes: bool | str = False
+    ) -> tuple[Exchanges, Traffic]:
         """Make the exchanges of a schedule. Collective."""
         member = self._group.member
         # A message of changes is packed while the whole message, from which it is made, is still there.
         for_whole, why = room.size, [room.why]
-        if self._changes:
+        if changes:
             for_whole = room.size * 2 // 3
             why.append(f"With changes= whole messages get two thirds of {room.size} bytes.")
         self._group.enter("agreeing on the number of exchanges", True)
         try:
             count, traffic = agreed_count(
-                schedule, for_whole, member, whole_budget=lambda needed: room.budget_of(self._with_changes(needed))
+                schedule, for_whole, member, whole_budget=lambda n: room.budget_of(n + -(-n // 2) if changes else n)
             )
         except BudgetTooSmall as error:
             # Where nothing is left, what a part of that is too small for says nothing.
             said = [room.why] if room.size <= 0 else [*why, error.why]
             raise BudgetTooSmall(" ".join(filter(None, said)), error.needed) from error
         self._group.enter("planning", False)
-        if self._changes:
-            on_cpu = self._changes == "cpu"
+        if changes:
+            on_cpu = changes == "cpu"
             return ChangesOnly(schedule, count, member, wires, self._buffers, is_on_cpu=on_cpu), traffic
         return Exchanges(schedule, count, member, wires, self._buffers), traffic
-
-    def _with_changes(self, needed: int) -> int:
-        """Return the bytes for buffers of which whole messages get so many."""
-        return needed + -(-needed // 2) if self._changes else needed
 
     def _wires(self, part: RunPart, indices: Sequence[int]) -> list[torch.dtype | None]:
         """Return the dtype in which each tensor travels in a part of a run; None if that changes no dtype.

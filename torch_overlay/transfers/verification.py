@@ -62,6 +62,11 @@ def verify(transfer: TransferState, only: object) -> None:
     """Compare all targets with their sources. Collective over the ranks of the Transfer."""
     run = Run.check(transfer, only, None, False, False, False)
     run.report = run.report._replace(verifies=True)
+    levels = transfer.agreement.levels
+    named = [name for name in run.report.only or () if name in levels]
+    if named:
+        run.report.problems.append(f"verify() can't compare {named[0]!r}: it comes in stages, and isn't kept")
+    run.indices = [index for index in run.indices if transfer.agreement.moves[index].tensor.name not in levels]
     if run.shared.overwritten:
         run.report.problems.append("verify(): targets lie in the memory of sources, which a run overwrites")
     if transfer.agreement.contents is not None:

@@ -1,0 +1,213 @@
+"""Targets that come in stages, on real ranks: beside targets that don't, from any layout into any, held against what
+each target has by its sharding."""
+
+import random
+from unittest import mock
+
+import torch
+from torch.distributed.tensor import DTensor
+
+import torch_overlay
+from mesh_ranks import WORLD
+from on_device import DEVICE
+from rank_pieces import covered_sides
+from rank_weights import any_bits, same
+from torch_overlay.transfers import relays, stages
+from transfer_twin import draw
+from width import NIGHTLY
+
+piece = torch_overlay.piece
+
+
+def on_meta(rng, leaf):
+    """The same target without memory; pieces as views of one tensor, or of one each."""
+    if isinstance(leaf, tuple):
+        if rng.random() < 0.5:
+            return tuple(on_meta(rng, part) for part in leaf)
+        flat = torch.empty(sum(part.local.numel() for part in leaf), dtype=leaf[0].local.dtype, device="meta")
+        parts = flat.split([part.local.numel() for part in leaf])
+        return tuple(piece(own.view(p.local.shape), p.shape, p.start) for own, p in zip(parts, leaf, strict=True))
+    if isinstance(leaf, DTensor):
+        local = leaf.to_local().to("meta")
+        return DTensor.from_local(
+            local, leaf.device_mesh, leaf.placements, run_check=False, shape=leaf.shape, stride=leaf.stride()
+        )
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to("meta")
+    return piece(leaf.local.to("meta"), leaf.shape, leaf.start)
+
+
+def locals_of(given):
+    """The tensors that a function got for one name."""
+    parts = given if isinstance(given, tuple) else (given,)
+    return [part.to_local() if isinstance(part, DTensor) else part for part in parts]
+
+
+class StageCases:
+    """Cases for ``EightRanks``."""
+
+    def check_random_stages(self, seeds):
+        """Each function is called once a run, in order, with all that its targets have; only then have these memory."""
+        for seed in seeds:
+            rng, own = random.Random(seed), random.Random(f"{seed} {self.rank}")
+            options = {
+                "relay": rng.choice((None, True)),
+                "changes": rng.choice((False, True)),
+                "keep": rng.choice((False, True)),
+                "budget": rng.choice((1 << 20, 4000)),
+            }
+            source, target, checks = {}, {DEVICE: None}, {}
+            for number, shape, (before, after), sides, (_, wanted) in covered_sides(rng, draw(700_000 + seed)):
+                name, whole = f"t{number}", any_bits(shape, before, seed * 10 + number)
+                source[name], _ = sides[0].make(whole, self.rank)
+                target[name], locals_ = sides[1].make(whole.to(after), self.rank, fill=0)
+                checks[name] = whole.to(after).flatten(), wanted.get(self.rank, []), locals_
+            if not checks:
+                continue
+            mine = [name for name in checks if target[name] is not None and own.random() < 0.8]
+            own.shuffle(mine) if rng.random() < 0.3 else mine.sort()
+            groups = [mine[at : at + 2] for at in range(0, len(mine), 2)]
+            came = []
+
+            def finish(tensors, came=came):
+                came.append({name: [part.clone() for part in locals_of(each)] for name, each in tensors.items()})
+
+            target |= {name: on_meta(own, target[name]) for name in mine}
+            del target[DEVICE]
+            with mock.patch.object(relays, "ROUND", rng.choice((200, 8 << 20))):
+                transfer = torch_overlay.Transfer(
+                    source, target, stages=[(names, finish) for names in groups], **options
+                )
+            with transfer:
+                for version in range(2):
+                    came.clear()
+                    for name, (_, _, locals_) in checks.items():
+                        if name not in mine:
+                            for local in locals_:
+                                local.zero_()
+                    transfer.run(version=version, only=[*checks] if seed % 3 == 0 else None)
+                    self.assertEqual([[*each] for each in came], groups, f"seed {seed}")
+                    for name, (values, parts, locals_) in checks.items():
+                        got = next((each[name] for each in came if name in each), locals_)
+                        for local, elements in zip(got, parts, strict=True):
+                            want = values[torch.tensor(elements, dtype=torch.int64)].reshape(local.shape)
+                            self.assertTrue(same(local, want), f"seed {seed}, {name}, {options}")
+                    if transfer._state.stages is not None:
+                        self.assertFalse(any(stage._memory for stage in transfer._state.stages.every))
+                staged = {*transfer.staged}
+                self.assertTrue({*mine} <= staged)
+                if transfer.traffic:
+                    transfer.verify()
+
+    def test_two_groups_have_memory_at_one_time(self):
+        """While a function works, the next group is under way, and no other one has memory."""
+        sizes, trace = [100_000, 50, 100_000, 7], []
+        source = {f"w{n}": torch.arange(float(size)) + n for n, size in enumerate(sizes)} if self.rank < 3 else None
+        target = {f"w{n}": torch.empty(size, device="meta") for n, size in enumerate(sizes)} if self.rank > 4 else None
+        live, real, freed = set(), stages.Stage.real, stages.Stage.free
+
+        def begin(stage, tensor, device):
+            if not stage._memory:
+                live.add(stage.names)
+                trace.append(len(live))
+            return real(stage, tensor, device)
+
+        def free(stage):
+            live.discard(stage.names)
+            freed(stage)
+
+        def finish(tensors):
+            ((name, tensor),) = tensors.items()
+            trace.append((name, len(live), bool((tensor == torch.arange(float(len(tensor))) + int(name[1:])).all())))
+
+        groups = [([f"w{n}"], finish) for n in range(len(sizes))] if target else []
+        with torch_overlay.Transfer(source, target, stages=groups, relay=False) as transfer:
+            with mock.patch.object(stages.Stage, "real", begin), mock.patch.object(stages.Stage, "free", free):
+                transfer.run()
+            took = {} if transfer.stats is None else transfer.stats.seconds
+        if target is None:
+            self.assertEqual(trace, [])
+            return
+        self.assertEqual(trace, [1, 2, ("w0", 2, True), 2, ("w1", 2, True), 2, ("w2", 2, True), ("w3", 1, True)])
+        self.assertTrue(took["stages"] > 0)
+
+    def test_a_function_that_fails(self):
+        """All ranks raise, and name it; later functions there aren't called, other targets are written, and the next
+        run is right."""
+        source = {f"w{n}": torch.full((5,), float(n)) for n in range(4)} if self.rank == 0 else None
+        fails, served, plain = [True], {}, torch.zeros(5)
+        target = stages_ = None
+        if self.rank > 5:
+            target = {f"w{n}": torch.empty(5, device="meta") for n in range(3)} | {"w3": plain}
+
+            def finish(tensors):
+                for name, tensor in tensors.items():
+                    if fails and self.rank == 6 and name == "w1":
+                        raise KeyError("what it needs")
+                    served[name] = tensor  # kept, which is allowed
+
+            stages_ = [([f"w{n}"], finish) for n in range(3)]
+        with torch_overlay.Transfer(source, target, stages=stages_ or ()) as transfer:
+            for background in (False, True):
+                fails[:], served = [True], served
+                served.clear()
+                plain.zero_()
+                if transfer.traffic:
+                    with self.assertRaisesRegex(
+                        ValueError, "rank 6: its function for the stage of 'w1' raised KeyError"
+                    ):
+                        running = transfer.run(async_op=background)
+                        if running is not None:
+                            running.wait()
+                if target is not None:
+                    self.assertEqual([*served], ["w0"] if self.rank == 6 else ["w0", "w1", "w2"])
+                    self.assertEqual(plain, torch.full((5,), 3.0))
+                fails.clear()
+                transfer.run()
+                if target is not None:
+                    self.assertEqual(served, {f"w{n}": torch.full((5,), float(n)) for n in range(3)})
+
+    def test_what_stages_refuses(self):
+        mine = {"a": torch.ones(3), "b": torch.ones(2)}
+        on = {name: each.to("meta") for name, each in mine.items()}
+        is_one = self.rank == WORLD - 1
+        source = None if is_one else mine
+
+        def make(target, groups, **options):
+            given = (target, groups) if is_one else (None, ())
+            return torch_overlay.Transfer(source, given[0], stages=given[1], **options)
+
+        for target, groups, message in (
+            (on, [(["a", "c"], print), (["b"], print)], "rank 7: stages= has 'c', and the target on this rank doesn't"),
+            (on, [(["a"], print)], "rank 7: .*'b' is on meta"),
+            ({**on, "more": on["a"]}, [(["a", "more"], print), (["b"], print)], "'a' without 'more', and both"),
+        ):
+            with self.assertRaisesRegex((ValueError, TypeError), message):
+                make(target, groups, strict=False)
+        for groups, kind in (
+            ([("ab", print)], TypeError),
+            ([(["a"], 3)], TypeError),
+            ([(["a", "a"], print)], ValueError),
+        ):
+            with self.assertRaisesRegex(kind, "stages= takes"):
+                torch_overlay.Transfer(None, on, stages=groups)
+        with make(on, [(["a", "b"], lambda tensors: None)]) as transfer:
+            with self.assertRaisesRegex(
+                ValueError, "rank 7: gets 'a' without 'b', and both are in one group of stages="
+            ):
+                transfer.run(only=["a"])
+            with self.assertRaisesRegex(ValueError, r"verify\(\) can't compare 'a': it comes in stages"):
+                transfer.verify(only=["a"])
+            if is_one:
+                with self.assertRaisesRegex(ValueError, "can't be bound"):
+                    transfer.bind(target=on)
+            transfer.run()
+
+
+# A thousand at night.
+for first in range(0, 1000, 50) if NIGHTLY else (0,):
+
+    def check(self, seeds=range(first, first + (50 if NIGHTLY else 12))):
+        self.check_random_stages(seeds)
+
+    setattr(StageCases, f"test_random_stages_{first:04}", check)

@@ -1,0 +1,147 @@
+"""Models that are loaded in one layout and served in another: what comes in stages equals what the loader and the step
+make of whole tensors."""
+
+import random
+
+import torch
+from torch.testing._internal.common_utils import TestCase, run_tests
+
+import torch_overlay
+from forks import free_port
+from way import needs_package
+from width import NIGHTLY
+
+
+class Layer(torch.nn.Module):
+    """A weight in the loader's layout, of which a step makes what is served."""
+
+    def __init__(self, rng):
+        super().__init__()
+        self.rows, self.columns = 2 * rng.randint(1, 4), 4 * rng.randint(1, 3)
+        self.step = rng.choice([*STEPS])
+        pad = rng.choice((0, 2))
+        self.parts = rng.choice((("w",), ("q", "k"), ("gate", "up", "more")))
+        self.weight = torch.nn.Parameter(torch.empty(self.rows * len(self.parts) + pad, self.columns))
+        self.weight.label = "as the loader wants it"
+        self.bias = torch.nn.Parameter(torch.empty(self.rows * len(self.parts))) if rng.random() < 0.5 else None
+        self.calculates = rng.random() < 0.2
+        self.register_buffer("scale", torch.empty(()) if rng.random() < 0.3 else None)
+
+    def load(self, part, tensor):
+        assert self.weight.label == "as the loader wants it" and isinstance(self.weight, torch.nn.Parameter)
+        if part == "scale":
+            self.scale.copy_(tensor)
+        elif part == "bias":
+            self.bias.data.copy_(tensor[: len(self.bias)])
+        else:
+            at, mine = self.parts.index(part), tensor[self.rows : 2 * self.rows]  # of the second of two ranks
+            self.weight.data[at * self.rows : (at + 1) * self.rows].copy_(mine * 2 if self.calculates else mine)
+            self.weight.data[self.rows * len(self.parts) :].fill_(0)
+
+    def shapes(self):
+        found = dict.fromkeys(self.parts, (2 * self.rows, self.columns))
+        found |= {} if self.bias is None else {"bias": (2 * len(self.bias),)}
+        return found | ({} if self.scale is None else {"scale": ()})
+
+
+def blocks(weight):
+    scales = weight.unflatten(1, (-1, 4)).abs().amax(-1)
+    return (weight / scales.repeat_interleave(4, 1).clamp(min=1e-6) * 127).round().to(torch.int8), scales
+
+
+STEPS = {
+    "none": lambda w: (w.clone(),),
+    "permute": lambda w: (w[torch.arange(len(w)).flip(0)],),
+    "pad": lambda w: (torch.nn.functional.pad(w, (0, 3, 0, 1)),),
+    "interleave": lambda w: (torch.stack(w.chunk(2), 1).flatten(0, 1),),
+    "transpose": lambda w: (w.T.contiguous(),),
+    "blocks": blocks,
+    "split": lambda w: tuple(each.clone() for each in w.chunk(2)),
+}
+
+
+class Model(torch.nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        rng = random.Random(seed)
+        self.layers = torch.nn.ModuleList(Layer(rng) for _ in range(rng.randint(1, 4)))
+        if len(self.layers) > 2 and rng.random() < 0.3:  # tied
+            self.layers[2].weight, self.layers[2].parts = self.layers[0].weight, ()
+            self.layers[2].step, self.layers[2].bias = "none", None
+        self.norm = torch.nn.Parameter(torch.empty(5))
+
+    def shapes(self):
+        found = {f"{n}.{part}": shape for n, layer in enumerate(self.layers) for part, shape in layer.shapes().items()}
+        return found | {"norm": (5,)}
+
+    def load(self, weights):
+        for name, tensor in weights:
+            if name == "norm":
+                self.norm.data.copy_(tensor)
+            else:
+                number, part = name.split(".")
+                self.layers[int(number)].load(part, tensor)
+
+
+def serve(served):
+    """A step that makes what is served of a module's weights."""
+
+    def finish(name, module):
+        made = [*STEPS[module.step](module.weight.data)]
+        made += [each.detach().clone() for each in (module.bias, module.scale) if each is not None]
+        assert all(each.device.type == "cpu" for each in made)
+        served.setdefault(name, []).append(made)
+
+    return finish
+
+
+@needs_package
+class TestStagedLandings(TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.place = torch_overlay.meet(f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.place.close()
+
+    def test_random_models(self):
+        """Five hundred at night."""
+        kinds = {"direct": 0, "whole": 0}
+        for seed in range(500 if NIGHTLY else 40):
+            torch.manual_seed(seed)
+            real = Model(seed)
+            tensors = {name: torch.randn(shape) for name, shape in real.shapes().items()}
+            real.load(tensors.items())
+            wanted = {}
+            for number, layer in enumerate(real.layers):
+                serve(wanted)(f"layers.{number}", layer)
+            shell = Model(seed)
+            norm = shell.norm
+            shell.layers.to("meta")
+            for layer in shell.layers:
+                layer.weight.label = "as the loader wants it"
+            if len(real.layers) > 2 and real.layers[2].weight is real.layers[0].weight:
+                shell.layers[2].weight = shell.layers[0].weight
+            before = {name: id(each) for name, each in shell.named_parameters()}
+            found = torch_overlay.landings(shell.load, shell, tensors)
+            self.assertEqual({*found.staged}, {*tensors} - {"norm"})
+            kinds["direct"] += len({*found.staged} & {*found.direct})
+            kinds["whole"] += len({*found.staged} & {*found.whole})
+            served = {}
+            with torch_overlay.Transfer(
+                tensors, found.target(), group=self.place, stages=found.stages(serve(served))
+            ) as sync:
+                for _ in range(2):
+                    served.clear()
+                    sync.run()
+                    found.load_whole()
+                    self.assertEqual(served, wanted, f"seed {seed}", rtol=0, atol=0)
+                    self.assertEqual(norm.data, tensors["norm"])
+                    self.assertEqual({name: id(each) for name, each in shell.named_parameters()}, before)
+            self.assertTrue(all(each.is_meta for each in shell.layers.parameters()))
+        self.assertTrue(min(kinds.values()) > 10, kinds)
+
+
+if __name__ == "__main__":
+    run_tests()
