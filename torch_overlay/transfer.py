@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .transfers._planner.schedule import Flow
     from .transfers.background import Running
     from .transfers.fleets import Fleets
+    from .transfers.pieces import Given
     from .transfers.run import TransferState
     from .transfers.stats import RunStats
     from .transfers.trees import Names
@@ -453,26 +454,32 @@ class Transfer:
         """
         from .transfers.bound_tensors import rebind_side, shared_memory
         from .transfers.descriptions import SIDES
-        from .transfers.pieces import own_tensors
+        from .transfers.pieces import is_pieces, own_tensors
         from .transfers.run import memory_problems
+        from .transfers.trees import leaves
 
         with self._running:
             if self._is_closed:
                 raise RuntimeError(CLOSED)
             if not self.traffic:
                 return
-            if target is not None and self._state.stages is not None:
-                raise ValueError("A target of which some tensors come in stages can't be bound: make another Transfer.")
             moves, place = self._state.agreement.moves, self._state.agreement.place
-            before = self._state.sources, self._state.targets
+            before, stages = (self._state.sources, self._state.targets), self._state.stages
+            on_meta = () if stages is None else stages.by_name
+            given: list[dict[str, Given] | None] = [
+                None if source is None else own_tensors(source, SIDES[0], self._names),
+                None if target is None else own_tensors(target, SIDES[1], on_meta=on_meta),
+            ]
             bound = [
-                old if tree is None else rebind_side(side, own_tensors(tree, side, names), moves, place, old)
-                for side, tree, names, old in zip(SIDES, (source, target), (self._names, None), before)
+                old if tensors is None else rebind_side(side, tensors, moves, place, old, stages)
+                for side, tensors, old in zip(SIDES, given, before)
             ]
             locals_ = [[tensor and tensor.local for tensor in side] for side in bound]
             problems = memory_problems(self._state, shared_memory(self._state.agreement.own, *locals_, *bound))
             if problems:
                 raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
+            if target is not None and stages is not None:
+                stages.see(leaves(target, is_pieces))
             self._state.sources, self._state.targets = bound
             self._trees = [old if new is None else new for old, new in zip(self._trees, (source, target))]
             self._state.last_runs = {}

@@ -191,17 +191,22 @@ class StageCases:
         ):
             with self.assertRaisesRegex(kind, "stages= takes"):
                 torch_overlay.Transfer(None, on, stages=groups)
-        with make(on, [(["a", "b"], lambda tensors: None)]) as transfer:
+        got = []
+        take = lambda tensors: got.append([each.sum() for each in tensors.values()])
+        with make(on, [(["a", "b"], take)]) as transfer:
             with self.assertRaisesRegex(
                 ValueError, "rank 7: gets 'a' without 'b', and both are in one group of stages="
             ):
                 transfer.run(only=["a"])
             with self.assertRaisesRegex(ValueError, r"verify\(\) can't compare 'a': it comes in stages"):
                 transfer.verify(only=["a"])
-            if is_one:
-                with self.assertRaisesRegex(ValueError, "can't be bound"):
-                    transfer.bind(target=on)
             transfer.run()
+            if is_one:
+                transfer.bind(target={"a": torch.empty(9, device="meta")[::3], "b": on["b"]})
+                with self.assertRaisesRegex(ValueError, "lacks|stages= has 'b'"):
+                    transfer.bind(target={"a": on["a"]})
+            transfer.run()
+            self.assertEqual(got, [[torch.tensor(3.0), torch.tensor(2.0)]] * 2 * is_one)
 
 
 # A thousand at night.

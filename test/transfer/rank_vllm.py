@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import os
 import pathlib
 import tempfile
@@ -21,7 +22,7 @@ from mesh_ranks import WORLD
 from on_device import DEVICE, from_host
 from rank_verify import flip
 from torch_overlay.transfers import hosts
-from vllm_stand_in import SPARSE, Balanced, Model, installed, slots_as_mapped, update_to_26
+from vllm_stand_in import SPARSE, Balanced, Model, Quantized, as_served, installed, slots_as_mapped, update_to_26
 
 ROUNDS = 2
 
@@ -175,6 +176,7 @@ class VllmCases:
         options=None,
         more=lambda engine: None,
         starts=(),
+        has_layouts=False,
         **parallel,
     ):
         """Two rounds; the model of a worker, and a second one that its loader filled from the whole weights.
@@ -185,7 +187,7 @@ class VllmCases:
         """
         paths = [None] * WORLD
         dist.all_gather_object(paths, tempfile.mktemp())  # a file of another run has answers of its own
-        with installed(reloads, version), self.worlds(4, 4) as (world, rank, address):
+        with installed(reloads, version, has_layouts), self.worlds(4, 4) as (world, rank, address):
             from torch_overlay.integrations import vllm as door
 
             door.register()
@@ -232,6 +234,8 @@ class VllmCases:
             )
             about = (ranks, model) if version == "0.24" else (config, torch.device("cpu"), model)
             engine = self._made("WeightTransferEngineFactory")(None, *about)
+            if has_layouts:
+                as_served(model)
             if moves and rank == 0:
                 model.experts0.expert_map = torch.tensor([0, 1, 2])
                 place_experts(model)
@@ -252,6 +256,8 @@ class VllmCases:
                 wanted.experts0.w13.data[2] = model.experts0.w13[2]
             last = 100 * (ROUNDS - 1)
             wanted.load_weights([(name, values(shape, last + n)) for n, (name, shape) in enumerate(shapes.items())])
+            if has_layouts:
+                as_served(wanted)
             return model, wanted, came
 
     def _check_a_failure(self, engine, source, fails):
@@ -491,6 +497,46 @@ class VllmCases:
             self.assertEqual(reloads, ["begun", "done"] * ROUNDS)
             self.assertEqual((len(found.direct), len(whole)), (0, len(model.checkpoint())))
             self.check_weights(model, wanted)
+
+    def test_a_quantized_model_of_vllm_gets_slices(self):
+        """Layer by layer in the loader's layout. Each worker makes what it serves, and verifies by making it again."""
+        reloads = []
+        flips = lambda model: flip(model.qkv1.weight.data, 5, 0) if self.rank == 6 else None
+        words = r"'qkv1.weight' of rank 6 differs in 1 of 144 elements of shape \(12, 12\), the first at \(0, 5\)"
+
+        def breaks(model):
+            Quantized.fails = self.rank == 5
+
+        def mends(model):
+            Quantized.fails = False
+
+        def more(engine):
+            self.assertEqual(engine.verify(), {})
+            with self.assertRaisesRegex(ValueError, words):
+                engine.verify()
+            with self.assertRaisesRegex(ValueError, "rank 5: .*raised ArithmeticError: no scale fits.*worker 1"):
+                engine.send_weights()
+            engine.send_weights()
+            self.assertEqual(engine.verify(), {})
+            into = [engine._transfer.traffic[rank][1] for rank in range(4, 8)]
+            whole = sum(2 * math.prod(shape) for shape, _ in Model(SPARSE, 2, 0).checkpoint().values())
+            self.assertTrue(max(into) < 0.6 * whole, (into, whole))
+
+        done = self._run(
+            "fp8",
+            reloads,
+            more=more,
+            starts=[lambda m: None, flips, breaks, mends, lambda m: None],
+            has_layouts=True,
+            options={"changes": True},
+        )
+        if done is not None:
+            model, wanted, (whole, found, errors) = done
+            self.assertEqual((reloads, whole), ([], {}))
+            self.assertEqual(len(errors), 2)
+            self.assertEqual({name for name in found.direct if name not in found.staged}, {"0.norm", "1.norm"})
+            self.check_weights(model, wanted)
+            self.assertEqual(model.qkv1.weight.dtype, torch.int8)
 
     def test_a_trainer_that_fails_is_named_to_all_and_the_next_round_is_as_any(self):
         done = self._run(None, [], fails=1)

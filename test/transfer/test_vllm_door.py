@@ -267,7 +267,7 @@ def planned(engine, info, changes=False):
     done = []
 
     class Transfer:
-        left_out = {"source": (), "target": ()}
+        left_out, staged = {"source": (), "target": ()}, ()
 
         def __init__(self, source, target, **_):
             done.append("plan")

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import sys
 import types
+import weakref
 from dataclasses import dataclass, field
 from typing import ClassVar
 from unittest import mock
@@ -122,10 +123,10 @@ class Factory:
 
 
 @contextlib.contextmanager
-def installed(reloads, version="0.33"):
+def installed(reloads, version="0.33", has_layouts=False):
     """A vLLM in sys.modules, with the base classes and factories of this version; no vLLM if that is None. What its
-    layerwise reload is called with goes to `reloads`."""
-    if HAS_VLLM and version == "0.33":
+    layerwise reload is called with goes to `reloads`. With `has_layouts` it knows the layouts of its loader."""
+    if HAS_VLLM and version == "0.33" and not has_layouts:
         import vllm.model_executor.model_loader.reload as its
 
         with (
@@ -163,6 +164,8 @@ def installed(reloads, version="0.33"):
         "vllm.distributed.weight_transfer.factory": factories,
         "vllm.model_executor.model_loader.reload": reload,
     }
+    if has_layouts:
+        modules |= {f"vllm.model_executor.model_loader.reload.{name}": RELOAD for name in ("layerwise", "meta")}
     made = {} if version else {"vllm": None}  # None: an import of it raises
     for name, content in modules.items() if version else ():
         made[name] = types.ModuleType(name)
@@ -184,6 +187,74 @@ def _replace_modules(modules):
     for name in [*filter(_is_concerned, sys.modules)]:
         del sys.modules[name]
     sys.modules.update(modules)
+
+
+# --- layers that are served in another layout than they are loaded in
+
+
+class LayerInfo:
+    def __init__(self):
+        self.restore_metadata, self.kernel_tensors = ({}, {}), None
+
+    def reset(self):
+        self.kernel_tensors = None
+
+
+INFOS = weakref.WeakKeyDictionary()
+
+
+def on_meta(tensor):
+    made = tensor.data.to("meta")
+    made.__class__, made.__dict__ = type(tensor), dict(tensor.__dict__)
+    return made
+
+
+def restore(layer, info):
+    layer._parameters.clear()
+    layer._parameters.update(info.restore_metadata[0])
+
+
+def process(layer, info):
+    layer.quant_method.process_weights_after_loading(layer)
+    for name, tensor in info.kernel_tensors[0].items():
+        tensor.data.copy_(getattr(layer, name))
+    layer._parameters.clear()
+    layer._parameters.update(info.kernel_tensors[0])
+
+
+RELOAD = {
+    "get_layerwise_info": lambda layer: INFOS.setdefault(layer, LayerInfo()),
+    "_layerwise_process": process,
+    "_get_original_loader": lambda tensor: tensor.weight_loader,
+    "is_deferred_attention_layer": lambda layer: False,
+    "restore_layer_on_meta": restore,
+    "to_meta_tensor": on_meta,
+}
+
+
+class Quantized:
+    """Serves whole numbers and a scale for each row, columns first; `fails` if somebody says so."""
+
+    fails = False
+
+    def process_weights_after_loading(self, layer):
+        if Quantized.fails:
+            raise ArithmeticError("no scale fits")
+        for name, param in [*layer._parameters.items()]:
+            scale = param.detach().float().abs().amax(-1, keepdim=True).clamp(min=1e-6) / 127
+            layer._parameters[name] = torch.nn.Parameter(
+                (param.detach() / scale).round().to(torch.int8).transpose(-1, -2).contiguous(), requires_grad=False
+            )
+            layer.register_parameter(f"{name}_scale", torch.nn.Parameter(scale, requires_grad=False))
+
+
+def as_served(model):
+    """Note the loader's layouts, and quantize all layers but the norms, as vLLM does when it has loaded a model."""
+    for layer in [layer for layer in model.children() if not hasattr(layer, "dim") or layer.weight.dim() > 1]:
+        info = INFOS.setdefault(layer, LayerInfo())
+        info.restore_metadata = {name: on_meta(param) for name, param in layer._parameters.items()}, {}
+        layer.quant_method = Quantized()
+        layer.quant_method.process_weights_after_loading(layer)
 
 
 # --- a model whose layers are cut over `tp` ranks, and the loaders that cut

@@ -81,7 +81,6 @@ class Landings:
         self._load, self._model, self._tensors = load, model, tuple(tensors)
         self._depends_on, self._depended = depends_on, _copied_state(depends_on)
         self._memory, self._buffers = memory, dict[str, torch.Tensor]()
-        self._whole_storages: set[int] = set()
         self._settings: tuple[Setting, ...] = ()
         self._goes_to: dict[str, set[int]] = {}  # storages, by name
 
@@ -104,11 +103,11 @@ class Landings:
     @property
     def staged(self) -> tuple[str, ...]:
         """The names that go to modules on meta, and come in `stages`; direct and whole ones."""
-        return tuple([name for names, _ in self._groups for name in names])
+        return tuple([name for names, _ in self.groups for name in names])
 
     @cached_property
-    def _groups(self) -> list[tuple[list[str], list[tuple[str, torch.nn.Module]]]]:
-        """The names, and the modules on meta to which they go, that have to come together."""
+    def groups(self) -> list[tuple[list[str], dict[str, torch.nn.Module]]]:
+        """The names that have to come together, and, by name, the modules on meta to which they go."""
         homes = self._memory.homes_on_meta
         goes_to = {
             # Nothing is known of where it goes, so it may be anywhere.
@@ -117,7 +116,7 @@ class Landings:
         }
         groups = joined({name: set().union(*[homes.get(each, ()) for each in s]) for name, s in goes_to.items()})
         modules = [*self._model.named_modules()]
-        return [(names, [each for each in modules if each[0] in own]) for names, own in groups]
+        return [(names, {name: module for name, module in modules if name in own}) for names, own in groups]
 
     def stages(self, finish: Callable[[str, torch.nn.Module], object]) -> list[Stage]:
         """Return what ``Transfer(stages=)`` takes, for a model of which modules are on meta, in the layout that the
@@ -144,12 +143,12 @@ class Landings:
         >>> served.sum(), model.weight.is_meta
         (tensor(6.), True)
         """
-        return [(names, partial(self._finish, names, modules, finish)) for names, modules in self._groups]
+        return [(names, partial(self._finish, names, modules, finish)) for names, modules in self.groups]
 
     def _finish(
         self,
         names: Sequence[str],
-        modules: Sequence[tuple[str, torch.nn.Module]],
+        modules: Mapping[str, torch.nn.Module],
         finish: Callable[[str, torch.nn.Module], object],
         tensors: Mapping[str, Any],
     ) -> None:
@@ -159,14 +158,14 @@ class Landings:
             if name in self.direct:
                 came |= {storage_of(p._local_tensor): got for p, got in zip(self.direct[name], tensors[name])}
         device = next((each.device for name in names for each in tree_leaves(tensors[name])), self._memory.device)
-        with self._memory.materialised([module for _, module in modules], came, device) as real:
+        with self._memory.materialised(modules.values(), came, device) as real:
             for view, value in self.fills:
                 if storage_of(view) in real:
                     as_on_meta(view, real[storage_of(view)]).fill_(value)
             whole = [(name, tensors[name]) for name in names if name in self.whole]
             if whole:
                 self._load(whole)
-            for name, module in modules:
+            for name, module in modules.items():
                 finish(name, module)
 
     def load_whole(self, copies: bool = False) -> None:
@@ -263,7 +262,11 @@ class Landings:
     @property
     def whole_storages(self) -> set[int]:
         """The storages of the model (see `storages`) that tensors which come whole are written to, or may be."""
-        return self._whole_storages
+        return set().union(*map(self.storages_of, self.whole))
+
+    def storages_of(self, name: str) -> set[int]:
+        """The storages of the model (see `storages`) to which a tensor goes, or may go."""
+        return self._goes_to.get(name, set())
 
     def nbytes(self, kind: str) -> int:
         """Return how many bytes of the model are written directly ("direct"), or how many come whole ("whole").
@@ -382,7 +385,6 @@ def find_landings(
         elif record.pieces:
             found.direct[meta.name] = tuple([Piece(view, meta.shape, start) for start, view in record.pieces])
     found._goes_to = {meta.name: records[meta.name].storages for meta in metas}
-    found._whole_storages = set().union(*[record.storages for record in records.values() if record.why is not None])
     fills = [fill for record in records.values() if record.why is None for fill in record.fills]
     found.fills, found._settings = tuple(_distinct(fills)), settings
     found.skipped = tuple([meta.name for meta in metas if not {meta.name} & (found.direct.keys() | found.whole.keys())])
@@ -394,7 +396,7 @@ def all_whole(load: Load, model: torch.nn.Module, tensors: Any, why: str) -> Lan
     """Return landings in which every tensor comes whole. The loader isn't asked."""
     memory, metas = ModelMemory(model), metas_of(tensors)
     found = Landings(load, model, metas, None, memory)
-    found.whole, found._whole_storages = {meta.name: why for meta in metas}, memory.storages
+    found.whole = {meta.name: why for meta in metas}
     found._goes_to = dict.fromkeys(found.whole, memory.storages)
     return found
 

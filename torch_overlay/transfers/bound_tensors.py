@@ -326,9 +326,10 @@ def rebind_side(
     moves: Sequence[TensorMove],
     place: Place | None,
     before: Sequence[BoundTensor | None],
+    stages: Stages | None = None,
 ) -> list[BoundTensor | None]:
     """Find other tensors for the moves, as `bind_side` does, to take the place of those bound `before`."""
-    bound = bind_side(side, given, moves, place)
+    bound = bind_side(side, given, moves, place, stages)
     for (tensor, *_), old, new in zip(moves, before, bound):
         problem = None
         if old is not None and new is None:

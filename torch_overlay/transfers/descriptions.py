@@ -137,7 +137,8 @@ def describe(
         sources = own_tensors(source, SIDES[0], names)
         staged: Mapping[str, object] = {}
         if stages is not None:
-            stages.see(leaves(target, is_pieces), sources.values())
+            stages.see(of_target := leaves(target, is_pieces))
+            stages.place((*of_target.values(), *sources.values()))
             staged = stages.by_name
         sides = sources, own_tensors(target, SIDES[1], on_meta=staged)
         paths = paths_of(source, names, is_pieces)

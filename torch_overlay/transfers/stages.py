@@ -76,7 +76,7 @@ class Stages:
 
     Attributes:
         by_name: the group of each name.
-        device: where they get memory; set by `see`.
+        device: where they get memory; set by `place`.
     """
 
     def __init__(self, given: Any) -> None:
@@ -100,14 +100,16 @@ class Stages:
         """The names of each group."""
         return [[*stage.names] for stage in self.every]
 
-    def see(self, leaves: Mapping[str, Any], sources: Iterable[Any]) -> None:
-        """Take note of the target's leaves, by path. Those on meta get memory on the device of the other tensors here,
-        or, if there are none, on torch's default device."""
+    def place(self, given: Iterable[Any]) -> None:
+        """Decide on the device: that of the first tensor here that has memory; if none has, torch's default device."""
+        device = next((one for one in map(_device_of, given) if one is not None), None)
+        self.device = torch.get_default_device() if device is None else device
+
+    def see(self, leaves: Mapping[str, Any]) -> None:
+        """Take note of the target's leaves, by path."""
         missing = [name for name in self.by_name if leaves.get(name) is None]
         if missing:
             raise ValueError(f"stages= has {', '.join(map(repr, missing[:5]))}, and the target on this rank doesn't")
-        device = next((one for one in map(_device_of, (*leaves.values(), *sources)) if one is not None), None)
-        self.device = torch.get_default_device() if device is None else device
         for name, stage in self.by_name.items():
             stage.leaves[name] = leaves[name]
 

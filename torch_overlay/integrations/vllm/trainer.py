@@ -165,14 +165,15 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         """Compare what all workers serve with what the source holds now, bit by bit. Every rank of the trainer calls
         it, in place of `send_weights`, after a round and before the optimizer steps. Pause the server as for a round.
 
-        What goes straight into a worker's model is compared by `Transfer.verify`, without sending a tensor. For what
-        came whole each worker does vLLM's own step again, with the model's `load_weights`, on the tensors that came in
-        the last round, and compares what that makes with what was served. Constants that the loader sets, such as rows
-        of padding, are compared, too. What the step overwrites is put back, right or wrong.
+        What goes straight into a worker's model is compared by `Transfer.verify`, without sending a tensor. What comes
+        layer by layer is sent again, and compared layer by layer: each worker does vLLM's own step again, and compares
+        what that makes with what was served. So it does for what came whole, with the model's `load_weights`, on the
+        tensors that came in the last round. Constants that the loader sets, such as rows of padding, are compared, too.
+        What the step overwrites is put back, right or wrong.
 
         The step takes as long as in a round; three times as long if something differs, or elements can't be compared.
-        Meanwhile a copy of all modules to which something comes whole is in the memory of the worker's host: of a
-        quantized model all of it. vLLM can't do the step for one layer alone.
+        Meanwhile a copy of the modules that are compared is in the memory of the worker's host: of one layer, or of all
+        to which something comes whole.
 
         Returns:
             By name, what the workers can't compare, and why, the same on all ranks. Empty if all of the model was
@@ -192,6 +193,9 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         def compare() -> None:
             """Compare what went straight into the models, and hear what workers say of the rest."""
             self._run(lambda transfer: transfer.verify())
+            transfer: Any = self._transfer
+            if transfer.staged:  # which workers compare with what they serve
+                transfer.run(only=transfer.staged)
             unseen.update(share_findings(self._place, self._trainers))  # type: ignore[arg-type]
 
         then = "Nothing was compared; see to the servers, and verify again."

@@ -6,7 +6,9 @@ import contextlib
 import importlib
 import logging
 import types
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -18,6 +20,7 @@ from torch_overlay.transfers.agreement import refuse_transfer
 
 from . import MOVED, name_worker, require_worker
 from .experts import LiveExperts, states_of
+from .layouts import Layouts, served_by
 from .verification import compare_with_step, share_findings
 
 # Before the imports below: an older vLLM has only some of these names, and the error would say no more than that.
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.torch_overlay")  # vLLM shows what goes to loggers below its own
 _REFUSED = "A round of weights was refused, and the server keeps those that it has"
+_HALF = "A round of weights isn't in use everywhere: send again"
 
 
 @dataclass
@@ -93,9 +97,10 @@ class UpdateInfo(WeightTransferUpdateInfo):
 class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     """Receives each round's weights into the model.
 
-    A tensor that the model's loader only slices is written in place, and each worker gets its own part of it. Other
-    tensors come whole and go through `load_weights`, within vLLM's reload of their modules: those that the loader
-    computes with, those of layers whose weights vLLM lays out anew after loading, and all of a quantized model.
+    A tensor that the model's loader only slices is written in place, and each worker gets its own part of it. What goes
+    to layers whose weights vLLM lays out anew after loading, or quantizes, comes layer by layer in the loader's layout,
+    in slices, too, and vLLM's own step makes of it what is served. Tensors that the loader computes with come whole and
+    go through `load_weights`.
     """
 
     init_info_cls = InitInfo
@@ -118,6 +123,13 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._quantization = getattr(getattr(self, "vllm_config", None), "quant_config", None)
         self._place: Place | None = None
         self._transfer: torch_overlay.Transfer | None = None
+        self._layouts = _layouts()
+        self._is_inference = False
+        self._served: dict[str, Any] = {}  # of the layers of a stage, what they served before
+        self._tied: list[torch.nn.Module] = []  # layers that make something of a weight that comes to another one
+        self._with_whole: list[torch.nn.Module] = []  # those to which something whole goes, outside of stages
+        self._deferred: list[torch.nn.Module] = []  # attention that makes weights of others' weights
+        self._compared: tuple[dict[str, str], dict[str, str]] | None = None  # while stages are compared: what was found
         self._found: Landings | None = None
         self._bound: Landings | None = None  # those that the transfer writes to
         self._planned: Any = None  # the boxes for which it was planned
@@ -186,8 +198,17 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """
         self._check_scales()
         self._experts = self._live_experts()
-        with torch.device(self.device):
+        with torch.device(self.device), self._layout_of_loader():
             found = self._landings(self._load)
+            self._with_whole = self._modules_with_whole(found)
+            self._deferred = self._modules_deferred(found)
+            grouped = {module for _, modules in found.groups for module in modules.values()}
+            tied = tied_parameters(self.model)
+            self._tied = [
+                module
+                for module in self._staged_modules()
+                if module not in grouped and any(id(each) in tied for each in module._parameters.values())
+            ]
             if self._experts is not None:
                 self._experts.check_landings(found)
                 if not self._is_loader_known:
@@ -214,7 +235,14 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Make the transfer into the present landings, in place of the former one, which is closed. Collective over all
         trainers and workers."""
         found: Any = self._found
-        made = torch_overlay.Transfer(None, found.target(), group=self._place, strict=False, **self._options)
+        stages = [
+            (names, partial(self._at_stage, modules, make))
+            for (_, modules), (names, make) in zip(found.groups, found.stages(self._process))
+        ]
+        with torch.device(self.device):
+            made = torch_overlay.Transfer(
+                None, found.target(), group=self._place, strict=False, stages=stages, **self._options
+            )
         if self._transfer is not None:
             self._transfer.close()
         self._transfer, self._bound, self._planned = made, found, _boxes(found)
@@ -243,14 +271,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             )
 
     def _landings(self, load: Callable[..., object]) -> Landings:
-        """Ask a loader where it puts the trainer's tensors. Nothing is written directly into memory that vLLM may lay
-        out anew after loading, or that is on another device than the worker's: what goes there comes whole."""
-        if getattr(self.model_config, "quantization", None) is not None:
+        """Ask a loader where it puts the trainer's tensors, with layers in its layout (`_layout_of_loader`). Nothing is
+        written directly into memory that vLLM may lay out anew after loading in another way, or that is on another
+        device than the worker's: what goes there comes whole."""
+        if self._layouts is None and getattr(self.model_config, "quantization", None) is not None:
             return all_whole(load, self.model, self._metas, "the model is quantized")
-        anew = {key for module in self.model.modules() if lays_out_anew(module) for key in storages(module)}
+        anew = {key for module in self.model.modules() if self._is_reloaded(module) for key in self._storages(module)}
         unreliable = dict.fromkeys(anew, "vLLM makes something of it after loading")
         for tensor in (*self.model.parameters(), *self.model.buffers()):
-            if tensor.device.type != torch.device(self.device).type:
+            if tensor.device.type not in (torch.device(self.device).type, "meta"):
                 unreliable[storage_of(tensor)] = f"it belongs to another device than {self.device}"
 
         def refused(why: str) -> None:
@@ -331,6 +360,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """
         if self._transfer is None or self._found is None:
             raise RuntimeError("The engine 'torch_overlay' isn't initialized: init_transfer_engine comes first.")
+        self._is_inference = torch.is_inference_mode_enabled()
         if load_weights is not None and load_weights == self.model.load_weights:
             self._refuse_an_open_reload()
         try:
@@ -342,13 +372,16 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             # vLLM's executor (0.32) stops at the first worker's error, and takes what the other workers answered for
             # their answers to its next call. So an error that the trainers raise, too, isn't raised by all workers.
             name_worker(error, self._trainers)
-            what = "A verification of weights failed" if update_info.verify else _REFUSED
+            what = _REFUSED if "nothing was sent" in str(error) else _HALF
+            what = "A verification of weights failed" if update_info.verify else what
             logger.error("%s: %s", what, error)
             return
         except RuntimeError as error:
             name_worker(error, self._trainers)
             raise
-        if self._found.whole:
+        for module in self._tied:
+            self._process_tied(module)
+        if self._with_whole or self._deferred:
             self._load_whole()
         else:
             self._found.load_whole()  # writes the constants that the loader fills in, such as rows of padding
@@ -370,13 +403,73 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise
         self._end_reload(modules)
 
+    @contextlib.contextmanager
+    def _layout_of_loader(self) -> Iterator[None]:
+        """Put the layers that come in stages into the loader's layout, on meta."""
+        if self._layouts is None:
+            yield
+        else:
+            with self._layouts.of_loader(self._staged_modules(), tied_parameters(self.model)):
+                yield
+
+    def _staged_modules(self) -> list[torch.nn.Module]:
+        return [module for module in self.model.modules() if self._is_staged(module)]
+
+    def _is_staged(self, module: torch.nn.Module) -> bool:
+        """True if what a module serves is made of slices in the loader's layout. Experts that vLLM moves aren't."""
+        return (
+            self._layouts is not None
+            and not self._moves_experts()
+            and (lays_out_anew(module) or getattr(self.model_config, "quantization", None) is not None)
+            and self._layouts.has(module)
+        )
+
+    def _is_reloaded(self, module: torch.nn.Module) -> bool:
+        """True if vLLM may make something of a module's weights, in another way than in stages."""
+        return lays_out_anew(module) and not self._is_staged(module)
+
+    def _storages(self, module: torch.nn.Module) -> set[int]:
+        """The storages of which vLLM's reload of a module makes something. Attention makes weights of its children's,
+        which it reads again at the end of a reload."""
+        is_deferred = self._layouts is not None and self._layouts.is_deferred(module)
+        return storages(module, recurse=self._is_reloaded(module) and not is_deferred)
+
+    def _process(self, name: str, module: torch.nn.Module) -> None:
+        """Do vLLM's step for a layer that has all that its loader would have loaded."""
+        self._layouts.process(module, self._served[name])  # type: ignore[union-attr]
+
+    def _process_tied(self, module: torch.nn.Module) -> None:
+        """Do vLLM's step for a layer whose weight is another layer's, and came there."""
+        with torch.device(self.device):
+            self._layouts.process(module, served_by(module))  # type: ignore[union-attr]
+
+    def _at_stage(
+        self, modules: dict[str, torch.nn.Module], make: Callable[[dict[str, Any]], None], tensors: dict[str, Any]
+    ) -> None:
+        """Serve, or compare, what the slices of some layers make."""
+        self._served = {name: served_by(module) for name, module in modules.items()}
+        with torch.device(self.device), torch.inference_mode(self._is_inference):
+            if self._compared is None:
+                make(tensors)
+            else:
+                for of_all, of_stage in zip(self._compared, compare_with_step(modules, partial(make, tensors))):
+                    of_all.update(of_stage)
+
     def _verify(self) -> None:
         """Compare what this worker serves with what the trainer holds. Collective over all trainers and workers."""
         place: Any = self._place
         self._run(lambda transfer: transfer.verify(), verifies=True)
+        self._compared = {}, {}
+        try:
+            if self._transfer.staged:  # type: ignore[union-attr]
+                self._transfer.run(only=self._transfer.staged)  # type: ignore[union-attr]
+            of_stages = self._compared
+        finally:
+            self._compared = None
         differences: list[str] = []
         try:
             found, unseen = self._compare_with_loader()
+            found, unseen = {**found, **of_stages[0]}, {**unseen, **of_stages[1]}
             differences += [f"{name!r} of rank {place.rank} {how}" for name, how in found.items()]
         except Exception as error:
             unseen = {}
@@ -395,14 +488,16 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         unseen = {name: f"{many} elements of it get nothing" for name, many in found.untouched.items()}
         overwritten = []  # constants, which the loader's step sets
         for view, value in found.fills:
+            if view.is_meta:  # compared in its stage
+                continue
             wrong = int((view != value).sum()) if value == value else int((~view.isnan()).sum())
             if wrong:
                 overwritten.append((view, view.clone()))
                 name = names[storage_of(view)]
                 differences[name] = f"differs in {wrong} elements from {value}, to which its loader sets them"
-        if found.whole:
+        if self._with_whole or self._deferred:
             own = {module: name for name, module in self.model.named_modules()}
-            modules = {own[module]: module for module in self._modules_with_whole()}
+            modules = {own[module]: module for module in (*self._with_whole, *self._deferred)}
             try:
                 of_step, unseen_there = compare_with_step(modules, self._load_whole)
             finally:
@@ -436,7 +531,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         why = None if self._experts is None else self._experts.under_way()
         if why is not None:
             self._refuse(why)
-        why = self._found.stale()  # type: ignore[union-attr]
+        with self._layout_of_loader():
+            why = self._found.stale()  # type: ignore[union-attr]
         if why is not None:
             logger.info("asking the loader again: %s", why)
             try:
@@ -467,10 +563,11 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _has_come_whole(self) -> bool:
         """True if all tensors that come whole have come to the present landings."""
         found: Any = self._found
+        whole = found.whole.keys() - {*found.staged}
         if self._bound is not self._found:
-            return not found.whole
+            return not whole
         tensors = found.target()  # by the version counter, as `Landings.load_whole` tells
-        return all(tensors[name]._version or not tensors[name].numel() for name in found.whole)
+        return all(tensors[name]._version or not tensors[name].numel() for name in whole)
 
     def _modules_to_reload(self) -> Any:
         """Return what vLLM's layerwise reload gets in place of a model: an object with `modules()`, which yields the
@@ -479,20 +576,31 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         The loader writes all others in place, as it does when a server starts. In a reload, a loader that writes past
         `weight_loader` is lost, without an error: GPT-OSS's experts kept their old weights.
         """
-        if getattr(self.model_config, "quantization", None) is not None:
+        if self._layouts is None and getattr(self.model_config, "quantization", None) is not None:
             return self.model
-        some = [module for module in self._modules_with_whole() if lays_out_anew(module)]
+        some = [module for module in self._with_whole if self._is_reloaded(module)]
+        some += [module for module in self._deferred if module not in some]
         return types.SimpleNamespace(modules=lambda: iter(some))
 
-    def _modules_with_whole(self) -> list[torch.nn.Module]:
-        """The modules to which something whole goes."""
-        found: Any = self._found
-        if getattr(self.model_config, "quantization", None) is not None:
+    def _modules_with_whole(self, found: Landings) -> list[torch.nn.Module]:
+        """The modules to which something whole goes outside of stages."""
+        if self._layouts is None and getattr(self.model_config, "quantization", None) is not None:
             return [*self.model.modules()]
+        whole = set().union(*[found.storages_of(name) for name in found.whole.keys() - {*found.staged}])
+        return [module for module in self.model.modules() if self._storages(module) & whole]
+
+    def _modules_deferred(self, found: Landings) -> list[torch.nn.Module]:
+        """The attention layers that make weights of what comes to their children."""
+        if self._layouts is None:
+            return []
+        names = (*found.direct, *found.staged)
+        reached = set().union(*[found.storages_of(name) for name in names])
         return [
             module
             for module in self.model.modules()
-            if storages(module, recurse=lays_out_anew(module)) & found.whole_storages
+            if self._layouts.is_deferred(module)
+            and hasattr(module, "process_weights_after_loading")
+            and storages(module) & reached
         ]
 
     def _end_reload(self, modules: Any) -> None:
@@ -536,6 +644,12 @@ def worker_number(parallel: Any) -> int:
     return int(parallel.data_parallel_index * parallel.world_size + parallel.rank)
 
 
+def tied_parameters(model: torch.nn.Module) -> set[int]:
+    """The ids of the parameters that several modules have."""
+    owners = Counter(id(each) for module in model.modules() for each in module._parameters.values() if each is not None)
+    return {each for each, count in owners.items() if count > 1}
+
+
 def lays_out_anew(module: torch.nn.Module) -> bool:
     """True if vLLM may transform a module's weights after loading, into another layout or other memory. False only if
     it is known to leave them as they are.
@@ -562,6 +676,14 @@ def _boxes(found: Landings | None) -> Any:
         for name, pieces in direct.items()
     }
     return boxes, [] if found is None else [*found.whole]
+
+
+def _layouts() -> Layouts | None:
+    """What vLLM has for the layouts of its loader; None if it is too old."""
+    try:
+        return Layouts()
+    except (ImportError, AttributeError):
+        return None
 
 
 def _reload(what: str) -> Callable[..., None]:

@@ -1,0 +1,98 @@
+"""The layout that vLLM's loader loads a layer into, where it serves another one, and the step between them.
+
+vLLM keeps the loader's layout of each layer, as tensors on meta, for its layerwise reload. So the loader can be asked
+where each tensor goes there, a layer can be filled with slices, and vLLM's own function makes of it what it serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+_RELOAD = "vllm.model_executor.model_loader.reload"
+_NEEDED = {
+    "layerwise": ("get_layerwise_info", "_layerwise_process", "_get_original_loader", "is_deferred_attention_layer"),
+    "meta": ("restore_layer_on_meta", "to_meta_tensor"),
+}
+
+
+class Layouts:
+    """What is used of vLLM's reload. Raises an ImportError or an AttributeError where a vLLM lacks some of it."""
+
+    def __init__(self) -> None:
+        found = {
+            name: getattr(importlib.import_module(f"{_RELOAD}.{module}"), name)
+            for module, names in _NEEDED.items()
+            for name in names
+        }
+        self._info, self._process = found["get_layerwise_info"], found["_layerwise_process"]
+        self._loader_of, self._to_meta = found["_get_original_loader"], found["to_meta_tensor"]
+        self._restore, self.is_deferred = found["restore_layer_on_meta"], found["is_deferred_attention_layer"]
+        # Tensors that loaders read, such as maps of experts.
+        self._kept = getattr(importlib.import_module(f"{_RELOAD}.meta"), "SKIP_LOAD_TENSORS", {"_expert_map"})
+        self._biases: dict[tuple[torch.nn.Module, str], torch.Tensor] = {}  # on meta
+
+    def has(self, module: torch.nn.Module) -> bool:
+        """True if a layer can be put into the loader's layout, and be processed alone."""
+        return (
+            getattr(module, "quant_method", None) is not None
+            and not self.is_deferred(module)
+            and bool(self._info(module).restore_metadata[0])
+        )
+
+    @contextlib.contextmanager
+    def of_loader(self, modules: Iterable[torch.nn.Module], tied: Collection[int]) -> Iterator[None]:
+        """Put these layers into the loader's layout, on meta. Afterwards they are as they were. Parameters that are
+        tied to others, by id, stay where they are."""
+        saved = [(module, _tables(module), {*module._non_persistent_buffers_set}) for module in modules]
+        try:
+            for module, (parameters, _), _ in saved:
+                self._restore(module, self._info(module))
+                for name, tensor in [*module._parameters.items()]:
+                    if id(parameters.get(name)) in tied:
+                        module._parameters[name] = parameters[name]
+                    elif tensor is not None and name not in self._kept:
+                        # A bias, which vLLM leaves where it is, is changed in place by some steps.
+                        if not tensor.is_meta:
+                            tensor = self._biases.setdefault((module, name), self._to_meta(tensor))
+                        module._parameters[name] = tensor
+                        if hasattr(tensor, "weight_loader"):  # which may be wrapped, to remember what it loads
+                            tensor.weight_loader = self._loader_of(tensor)
+            yield
+        finally:
+            for module, tables, passing in saved:
+                _put(module, tables)
+                module._non_persistent_buffers_set = passing
+
+    def process(self, module: torch.nn.Module, served: tuple[dict[str, Any], dict[str, Any]]) -> None:
+        """Have vLLM make of a layer, which has what was loaded, what it serves: into the tensors that it served
+        before."""
+        info = self._info(module)
+        info.kernel_tensors = served
+        info.kernel_non_persistent_buffers = {*module._non_persistent_buffers_set}
+        try:
+            self._process(module, info)
+        finally:
+            info.reset()
+
+
+def _tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {**module._parameters}, {**module._buffers}
+
+
+def served_by(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters and the buffers of a layer, by name."""
+    tables = [{name: each for name, each in table.items() if each is not None} for table in _tables(module)]
+    return tables[0], tables[1]
+
+
+def _put(module: torch.nn.Module, tables: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    for table, before in zip((module._parameters, module._buffers), tables):
+        table.clear()
+        table.update(before)
