@@ -10,7 +10,8 @@ are before that, as on a GPU.
 
 In the layouts called `as served` vLLM has packed linear weights and experts as it does on CPUs. There a round of the
 engine's worker comes in stages, and what is served afterwards, and what each layer computes, is what vLLM's own reload
-makes of the same tensors.
+makes of the same tensors. With `fp8` vLLM quantizes a model of bfloat16 itself, which its build for CPUs can't: the one
+operator that it lacks is a few lines of torch here. With `int8` the checkpoint is quantized (compressed-tensors).
 
 In the layouts of EPLB vLLM moves experts between the rounds, by its own function. Then each slot has to hold the expert
 that vLLM's map says, and the table says how many slots vLLM's own `load_weights` would get wrong.
@@ -30,6 +31,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 ROUNDS = 2
@@ -44,7 +46,8 @@ MLA = dict(num_key_value_heads=8, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_
 MLA |= dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=128, topk_group=1)
 MLA |= dict(first_k_dense_replace=1, n_shared_experts=1)
 GPT_OSS = dict(num_local_experts=4, num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention"])
-SERVED = "served"
+SERVED = "served", "fp8", "int8"
+QUANTIZED = ("fp8_tp1", "fp8_tp2", "int8_tp1", "int8_tp2")
 DENSE_LAYOUTS = ("tp1", "tp2", "tp4", "served_tp1", "served_tp2", "served_tp4")
 SPARSE_LAYOUTS = (*DENSE_LAYOUTS, "ep2", "served_ep2")
 MOVING_LAYOUTS = (*SPARSE_LAYOUTS, "eplb1", "eplb2")
@@ -64,7 +67,7 @@ V2 = dict(q_lora_rank=None, topk_method="greedy", n_group=1)
 V3 = dict(q_lora_rank=32, topk_method="noaux_tc", n_group=2)
 MODELS = {
     "qwen2": Model("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
-    "qwen3": Model("Qwen3ForCausalLM", HEADS),
+    "qwen3": Model("Qwen3ForCausalLM", HEADS, (*DENSE_LAYOUTS, *QUANTIZED)),
     "llama": Model("LlamaForCausalLM", {}),
     "phi3": Model("Phi3ForCausalLM", {}),
     "glm4": Model("Glm4ForCausalLM", HEADS),
@@ -148,7 +151,7 @@ def worker(log: str, name: str, folder: str, rank: int, size: int, port: int, la
     model, shapes, config = built(name, folder, rank, size, port, layout)
     import torch_overlay
 
-    if layout.startswith(("eplb", SERVED)):
+    if layout.startswith(("eplb", *SERVED)):
         how = tried_as_served if layout.startswith(SERVED) else tried_to_move
         counts, problems = how(model, shapes, config)
         print(f"WRONG {counts}: {'; '.join(problems[:3])}" if problems else f"RIGHT {counts}", flush=True)
@@ -213,7 +216,15 @@ def tried_as_served(model: Any, shapes: dict[str, list[int]], config: Any) -> tu
 
     def tensors(seed: int) -> dict[str, Any]:
         random = torch.Generator().manual_seed(seed)
-        return {key: torch.randn(shape, generator=random).to(dtype) for key, shape in shapes.items()}
+        made = {key: torch.randn(shape, generator=random) for key, shape in shapes.items()}
+        if config.model_config.quantization != "compressed-tensors":
+            return {key: tensor.to(dtype) for key, tensor in made.items()}
+        return dict(quantized(made, dtype))
+
+    if config.model_config.quantization == "fp8":
+        import vllm._custom_ops as operators
+
+        operators.scaled_fp8_quant = scaled_fp8_quant
 
     dtype, device = config.model_config.dtype, torch.device("cpu")
     for module in model.modules():
@@ -226,7 +237,7 @@ def tried_as_served(model: Any, shapes: dict[str, list[int]], config: Any) -> tu
         process_weights_after_loading(model, config.model_config, device)
         is_old = "parallel_config" in inspect.signature(WorkerEngine.__mro__[1].__init__).parameters
         engine = WorkerEngine(None, *((config.parallel_config, model) if is_old else (config, device, model)))
-        engine._metas = [Meta(key, dtype, tuple(shape)) for key, shape in shapes.items()]
+        engine._metas = [Meta(key, tensor.dtype, tuple(tensor.shape)) for key, tensor in tensors(0).items()]
         engine._ask_loader()
         found, problems = engine._found, []
         with torch_overlay.meet(f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1) as place:
@@ -260,12 +271,37 @@ def tried_as_served(model: Any, shapes: dict[str, list[int]], config: Any) -> tu
             engine._transfer.close()
     staged = {*found.staged}
     counts = f"{len(found.direct.keys() - staged)} direct, {len(found.direct.keys() & staged)} in stages, "
-    counts += f"{len(found.whole)} whole of {len(shapes)}" + (
+    counts += f"{len(found.whole)} whole of {len(engine._metas)}" + (
         f", {len(found.skipped)} nowhere" if found.skipped else ""
     )
     # W_ are parameters that latent attention makes itself.
     lost = [key for key, _ in model.named_parameters() if key in found.untouched and ".W_" not in key]
     return counts, problems + [f"nothing reaches {key}" for key in lost]
+
+
+def quantized(tensors: dict[str, Any], dtype: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors of a checkpoint with linear weights as whole numbers, and a scale for each row."""
+    import torch
+
+    for key, tensor in tensors.items():
+        if "_proj" in key:
+            scale = tensor.abs().amax(1, keepdim=True) / 127
+            yield key, (tensor / scale).round().to(torch.int8)
+            yield f"{key}_scale", scale.to(dtype)
+        else:
+            yield key, tensor.to(dtype)
+
+
+def scaled_fp8_quant(
+    input: Any, scale: Any = None, *_: Any, use_per_token_if_dynamic: bool = False, **named: Any
+) -> tuple[Any, Any]:
+    """What vLLM's operator computes, with the scale of each row or of all."""
+    import torch
+
+    if scale is None:
+        highest = input.float().abs().amax(-1, keepdim=True) if use_per_token_if_dynamic else input.float().abs().max()
+        scale = (highest / 448).reshape(-1, 1) if use_per_token_if_dynamic else (highest / 448).reshape(1)
+    return (input.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
 
 
 def served(model: Any) -> dict[str, Any]:
@@ -448,7 +484,6 @@ def built(
     """The model of this worker, the shapes of a checkpoint's tensors by name, and vLLM's config."""
     # By the name vLLM's communicator finds shared memory, where it takes that: each set of workers has its own.
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), VLLM_DIST_IDENT=f"torch_overlay_{port}")
-    import torch
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.model_executor.model_loader.utils import initialize_model
@@ -463,10 +498,26 @@ def built(
         "architectures": [known.architecture],
         "torch_dtype": "float32",
     }
+    if layout in QUANTIZED:  # its kernels want more
+        config |= {key: 4 * config[key] for key in ("hidden_size", "intermediate_size", "head_dim")}
     (own / "config.json").write_text(json.dumps(config))
     shapes = saved_shapes(str(own), known.architecture)
+    if layout.startswith("int8"):
+        numbers = {"num_bits": 8, "type": "int", "symmetric": True}
+        group = {"targets": ["Linear"], "weights": {**numbers, "strategy": "channel"}}
+        group["input_activations"] = {**numbers, "strategy": "token", "dynamic": True}
+        about = {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"]}
+        config["quantization_config"] = {**about, "config_groups": {"group_0": group}}
+        (own / "config.json").write_text(json.dumps(config))
+    dtype = "bfloat16" if layout in QUANTIZED else "float32"
+    quantization = "fp8" if layout.startswith("fp8") else None
     model_config = ModelConfig(
-        model=str(own), tokenizer=str(own), skip_tokenizer_init=True, dtype="float32", max_model_len=64
+        model=str(own),
+        tokenizer=str(own),
+        skip_tokenizer_init=True,
+        dtype=dtype,
+        max_model_len=64,
+        quantization=quantization,
     )
     parallel = ParallelConfig(
         tensor_parallel_size=size,
@@ -492,7 +543,7 @@ def built(
     with set_current_vllm_config(whole):
         init_distributed_environment(size, rank, "env://", rank, "gloo")
         initialize_model_parallel(size)
-        with set_default_torch_dtype(torch.float32):
+        with set_default_torch_dtype(model_config.dtype):
             model = initialize_model(vllm_config=whole, model_config=model_config)
     return model.eval(), shapes, whole
 
@@ -515,6 +566,8 @@ def saved_shapes(folder: str, architecture: str) -> dict[str, list[int]]:
 def _same(one: Any, other: Any) -> bool:
     import torch
 
+    if one.dtype.itemsize == 1:  # of which float8 has no nan_to_num
+        return one.dtype == other.dtype and torch.equal(one.detach().view(torch.uint8), other.view(torch.uint8))
     return torch.equal(one.detach().nan_to_num(), other.nan_to_num())
 
 

@@ -6,7 +6,8 @@ Then the same server meets a second engine, which sends only what changed, and l
 
 With --http the server is `vllm serve`, and all goes through its routes, as on the page.
 The trainer is this process, over gloo, with a small Qwen3. On CPUs vLLM packs linear weights after loading, so most of
-them come whole, through vLLM's own reload. Prints a line for each step, and exits with 1 if a token differs.
+them come layer by layer, and vLLM's own step packs them. Prints a line for each step, and exits with 1 if a token
+differs.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ class Transfer:
             on meta, come one group after the other into memory that is freed again: when a group has come, its
             function is called with a dict of them by name, while the next group is under way. A DTensor or a tensor is
             given as it is, a piece as its tensor, pieces as a tuple of tensors; views of one tensor are views of one
-            tensor again. Two groups have memory at one time, beside the budget; with `relay` up to four. They come
-            whole also with `changes`.
+            tensor again. Two groups have memory at one time, beside the budget; with `relay` up to four. With
+            `changes` all keep it, and functions get copies.
         host: a name for the machine on which this rank is. By default ``NCCL_HOSTID``, or the host's name and boot id.
 
     Attributes:
@@ -480,6 +480,7 @@ class Transfer:
                 raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
             if target is not None and stages is not None:
                 stages.see(leaves(target, is_pieces))
+                self._state.needs_whole = bool(self._state.options.changes)
             self._state.sources, self._state.targets = bound
             self._trees = [old if new is None else new for old, new in zip(self._trees, (source, target))]
             self._state.last_runs = {}
@@ -497,6 +498,8 @@ class Transfer:
                 for plan in self._state.plans.by_names.values():
                     plan.exchanges.forget()
                 self._state.needs_whole = bool(self._state.options.changes)
+                if self._state.stages is not None:
+                    self._state.stages.free()
 
     def close(self) -> None:
         """Destroy the Transfer's process group, and let go of its tensors. Then `run`, `bind` and `refuse` raise a
@@ -522,6 +525,8 @@ class Transfer:
         if self.traffic:
             self._state.buffers.forget()
             self._state.plans.by_names.clear()
+            if self._state.stages is not None:
+                self._state.stages.free()
         if self._fleet is not None:
             self._fleet.fleet.is_used = False
             self._fleet.fleet.leave()

@@ -516,8 +516,11 @@ class VllmCases:
                 engine.verify()
             with self.assertRaisesRegex(ValueError, "rank 5: .*raised ArithmeticError: no scale fits.*worker 1"):
                 engine.send_weights()
+            self.assertTrue(engine._transfer.sent_bytes == 0)  # it came, and only a step failed
             engine.send_weights()
+            self.assertTrue(engine._transfer.sent_bytes == 0)
             self.assertEqual(engine.verify(), {})
+            self.assertTrue(engine._transfer.sent_bytes > 0)
             into = [engine._transfer.traffic[rank][1] for rank in range(4, 8)]
             whole = sum(2 * math.prod(shape) for shape, _ in Model(SPARSE, 2, 0).checkpoint().values())
             self.assertTrue(max(into) < 0.6 * whole, (into, whole))

@@ -35,31 +35,38 @@ class Stage:
 
     def real(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return a tensor with memory in place of one on meta. Views of one storage get views of one storage."""
-        if not tensor.is_meta:
-            return tensor
-        on_meta = tensor.untyped_storage()
-        if on_meta._cdata not in self._memory:
-            self._memory[on_meta._cdata] = torch.UntypedStorage(on_meta.nbytes(), device=device)
-        return as_on_meta(tensor.detach(), self._memory[on_meta._cdata])
+        return _with_memory(tensor, self._memory, device)
 
-    def finish(self, device: torch.device) -> None:
-        """Call the user's function."""
-        self._finish({name: self._given(self.leaves[name], device) for name in self.names})
-
-    def _given(self, leaf: Any, device: torch.device) -> Any:
-        if isinstance(leaf, tuple):
-            return tuple([self._given(piece, device) for piece in leaf])
-        if isinstance(leaf, Piece):
-            return self.real(leaf._local_tensor, device)
-        if isinstance(leaf, DTensor):
-            local, lies = self.real(leaf._local_tensor, device), (leaf.shape, leaf.stride())
-            placed = leaf.device_mesh, leaf.placements
-            return DTensor.from_local(local, *placed, run_check=False, shape=lies[0], stride=lies[1])
-        return self.real(leaf, device)
+    def finish(self, device: torch.device, is_copied: bool) -> None:
+        """Call the user's function. It may write into what it gets: with `is_copied`, into copies."""
+        memory = {key: storage.clone() for key, storage in self._memory.items()} if is_copied else self._memory
+        self._finish({name: _given(self.leaves[name], memory, device) for name in self.names})
 
     def free(self) -> None:
         """Let go of the memory."""
         self._memory = {}
+
+
+def _given(leaf: Any, memory: dict[int, torch.UntypedStorage], device: torch.device) -> Any:
+    if isinstance(leaf, tuple):
+        return tuple([_given(piece, memory, device) for piece in leaf])
+    if isinstance(leaf, Piece):
+        return _with_memory(leaf._local_tensor, memory, device)
+    if isinstance(leaf, DTensor):
+        local, lies = _with_memory(leaf._local_tensor, memory, device), (leaf.shape, leaf.stride())
+        placed = leaf.device_mesh, leaf.placements
+        return DTensor.from_local(local, *placed, run_check=False, shape=lies[0], stride=lies[1])
+    return _with_memory(leaf, memory, device)
+
+
+def _with_memory(tensor: torch.Tensor, memory: dict[int, torch.UntypedStorage], device: torch.device) -> torch.Tensor:
+    """Return the tensor in memory that is there, by the storage on meta, or is allocated now."""
+    if not tensor.is_meta:
+        return tensor
+    on_meta = tensor.untyped_storage()
+    if on_meta._cdata not in memory:
+        memory[on_meta._cdata] = torch.UntypedStorage(on_meta.nbytes(), device=device)
+    return as_on_meta(tensor.detach(), memory[on_meta._cdata])
 
 
 def as_on_meta(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
@@ -105,11 +112,17 @@ class Stages:
         device = next((one for one in map(_device_of, given) if one is not None), None)
         self.device = torch.get_default_device() if device is None else device
 
+    def free(self) -> None:
+        """Let go of the memory of all groups."""
+        for stage in self.every:
+            stage.free()
+
     def see(self, leaves: Mapping[str, Any]) -> None:
         """Take note of the target's leaves, by path."""
         missing = [name for name in self.by_name if leaves.get(name) is None]
         if missing:
             raise ValueError(f"stages= has {', '.join(map(repr, missing[:5]))}, and the target on this rank doesn't")
+        self.free()
         for name, stage in self.by_name.items():
             stage.leaves[name] = leaves[name]
 
@@ -130,6 +143,7 @@ class Turns:
             in the plan.
         ends: for each part the groups of which it moves the last name.
         device: where they get memory.
+        keeps: whether they keep it, since the next run brings what changed alone.
 
     Attributes:
         error: what a function raised in the last run; None if none did.
@@ -138,9 +152,13 @@ class Turns:
     """
 
     def __init__(
-        self, begins: list[list[tuple[Stage, list[int]]]], ends: list[list[Stage]], device: torch.device
+        self,
+        begins: list[list[tuple[Stage, list[int]]]],
+        ends: list[list[Stage]],
+        device: torch.device,
+        keeps: bool,
     ) -> None:
-        self._begins, self._ends, self._device = begins, ends, device
+        self._begins, self._ends, self._device, self._keeps = begins, ends, device, keeps
         self._places = {stage: places for of_part in begins for stage, places in of_part}
         self._came: list[Stage] = []
         self._open = set[Stage]()
@@ -153,14 +171,15 @@ class Turns:
         self._came, self._targets, self.error, self.problem, self.seconds = [], targets, None, "", 0.0
 
     def begin(self, part: int) -> bool:
-        """Give memory to the groups that begin in this part. Returns whether any group has memory now."""
+        """Give memory to the groups that begin in this part. Returns whether any group has memory now that it will
+        lose."""
         with torch.inference_mode(False):  # for the user's function, which may write into them
             for stage, places in self._begins[part]:
                 for place in places:
                     if (target := self._targets[place]) is not None:
                         self._targets[place] = stage.real(target, self._device)
         self._open |= {stage for stage, _ in self._begins[part]}
-        return bool(self._open)
+        return bool(self._open) and not self._keeps
 
     def end(self, part: int) -> None:
         """Note which groups have come with this part. `finish` is called when the next part is under way."""
@@ -175,7 +194,7 @@ class Turns:
                 begun = time.perf_counter()
                 if self.error is None:
                     with span("a stage's function"), torch.inference_mode(False), torch.no_grad():
-                        stage.finish(self._device)
+                        stage.finish(self._device, is_copied=self._keeps)
                 self.seconds += time.perf_counter() - begun
             except Exception as error:
                 self.error = error
@@ -194,14 +213,16 @@ class Turns:
         for place in self._places[stage]:
             self._targets[place] = None
         self._open.discard(stage)
-        stage.free()
+        if not self._keeps:
+            stage.free()
 
 
-def turns_of(stages: Stages | None, parts: Sequence[Sequence[tuple[int, str]]]) -> Turns:
+def turns_of(stages: Stages | None, parts: Sequence[Sequence[tuple[int, str]]], keeps: bool) -> Turns:
     """Return when each group begins and ends in a run.
 
     Args:
         parts: of the run; for each move the place of its target in the plan, and the tensor's name.
+        keeps: as of `Turns`.
     """
     begins: list[list[tuple[Stage, list[int]]]] = [[] for _ in parts]
     ends: list[list[Stage]] = [[] for _ in parts]
@@ -219,7 +240,7 @@ def turns_of(stages: Stages | None, parts: Sequence[Sequence[tuple[int, str]]]) 
             first, last = spans[stage][0], max(last, spans[stage][1])  # the functions are called in the order given
             begins[first].append((stage, sorted(places[stage])))
             ends[last].append(stage)
-    return Turns(begins, ends, torch.device("cpu") if stages is None else stages.device)
+    return Turns(begins, ends, torch.device("cpu") if stages is None else stages.device, keeps)
 
 
 def torn_groups(groups: Iterable[Sequence[str]], names: Collection[str]) -> list[str]:

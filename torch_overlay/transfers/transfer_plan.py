@@ -136,16 +136,12 @@ class Plans:
         named = [
             [(place, self._agreement.moves[indices[place]].tensor.name) for place in part.targets] for part in parts
         ]
-        levels = self._agreement.levels
-        for part, schedule, own in zip(parts[len(planned) :], schedules, named[len(planned) :]):
-            # What comes in stages comes whole: no receiver has the elements that didn't change.
-            is_staged = any(name in levels for _, name in own) if levels else False
-            changes = False if is_staged else self._changes
-            planned.append(self._exchanges(schedule, self._wires(part, indices), room, changes))
+        for part, schedule in zip(parts[len(planned) :], schedules):
+            planned.append(self._exchanges(schedule, self._wires(part, indices), room))
         traffic = _sum([traffic for _, traffic in planned])
         both = [(part, exchanges) for part, (exchanges, _) in zip(parts, planned)]
-        turns = turns_of(self._stages, named)
-        is_one = len(both) == 1 and not levels
+        turns = turns_of(self._stages, named, bool(self._changes))
+        is_one = len(both) == 1 and not self._agreement.levels
         self.by_names[names] = Plan(indices, both[0][1] if is_one else Parts(both, turns), traffic, turns)
 
     def _room(
@@ -179,11 +175,9 @@ class Plans:
         why = f"{cause} copies {copied} bytes before it writes; {remain} buffers."
         return Room(left, lambda needed: needed + copied, why if copied else "")
 
-    def _exchanges(
-        self, schedule: Schedule, wires: list[torch.dtype | None], room: Room, changes: bool | str = False
-    ) -> tuple[Exchanges, Traffic]:
+    def _exchanges(self, schedule: Schedule, wires: list[torch.dtype | None], room: Room) -> tuple[Exchanges, Traffic]:
         """Make the exchanges of a schedule. Collective."""
-        member = self._group.member
+        member, changes = self._group.member, self._changes
         # A message of changes is packed while the whole message, from which it is made, is still there.
         for_whole, why = room.size, [room.why]
         if changes:

@@ -195,7 +195,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             self._run(lambda transfer: transfer.verify())
             transfer: Any = self._transfer
             if transfer.staged:  # which workers compare with what they serve
-                transfer.run(only=transfer.staged)
+                transfer.run(check=True)
             unseen.update(share_findings(self._place, self._trainers))  # type: ignore[arg-type]
 
         then = "Nothing was compared; see to the servers, and verify again."

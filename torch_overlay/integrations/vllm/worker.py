@@ -461,8 +461,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._run(lambda transfer: transfer.verify(), verifies=True)
         self._compared = {}, {}
         try:
-            if self._transfer.staged:  # type: ignore[union-attr]
-                self._transfer.run(only=self._transfer.staged)  # type: ignore[union-attr]
+            transfer: Any = self._transfer
+            if transfer.staged:
+                transfer.run(check=True)  # whole, also where the last slices are kept for changes
             of_stages = self._compared
         finally:
             self._compared = None
