@@ -15,12 +15,11 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import torch_overlay
 from mesh_ranks import make_root
+from rank_layouts import GATHERED, KINDS, layout
 from rank_loads import ROWS, chunks, sharded
-from torch_overlay import versions
 from width import NIGHTLY
 
 MESHES = ((2,), (4,), (6,), (2, 2), (2, 3), (3, 2))
-GATHERED = versions.running().number >= (2, 12)  # before, torch redistributes no strided shard without a shard order
 FUSED = _StridedShard(0, split_factor=2)  # gate and up projections, as transformers lays them
 
 
@@ -37,25 +36,18 @@ def remove(path, rank):
         shutil.rmtree(path)
 
 
-def some_placements(rng, ndim, axes):
-    """Random ones, at least one of them strided."""
-    kinds = ("strided", "strided", "shard", "replicate")
+def some_placements(rng, shape, sizes):
+    """Random ones, at least one of them strided, which torch cuts."""
     while True:
-        drawn = [(rng.choice(kinds), rng.randrange(ndim), rng.randint(2, 4)) for _ in range(axes)]
-        if any(kind == "strided" for kind, _, _ in drawn):
-            break
-    made = {
-        "strided": lambda dim, factor: _StridedShard(dim, split_factor=factor),
-        "shard": lambda dim, factor: Shard(dim),
-        "replicate": lambda dim, factor: Replicate(),
-    }
-    return [made[kind](dim, factor) for kind, dim, factor in drawn]
+        placements, order = layout(rng, shape, sizes)
+        if order is None and {"SS", "FS"} & {kind for kind, *_ in placements} == {"SS"}:
+            return [KINDS[kind](*rest) for kind, *rest in placements]
 
 
 WHOLE = torch.arange(34).reshape(17, 2)
 SHAPES = {"up": (12, 5), "down": (5, 8), "bias": (13,), "norm": (5,)}
 LAID = {
-    "up": [Shard(0), FUSED],
+    "up": [Shard(1), FUSED],
     "down": [_StridedShard(1, split_factor=2), Shard(0)],
     "bias": [Replicate(), FUSED],  # 7 and 6, of which the ranks have 4 + 3 and 3 + 3
     "norm": [Shard(0), Replicate()],
@@ -103,7 +95,7 @@ class DcpCases:
         for _ in range(600 if NIGHTLY else 24):
             shape = [rng.randint(1, 13) for _ in range(rng.randint(1, 3))]
             one, two = rng.choices(meshes, k=2)
-            layouts = [(mesh, some_placements(rng, len(shape), mesh.ndim)) for mesh in (one, two)]
+            layouts = [(mesh, some_placements(rng, shape, tuple(mesh.shape))) for mesh in (one, two)]
             layouts.append((one, [Shard(rng.randrange(len(shape))) for _ in range(one.ndim)]))
             cases.append((torch.arange(torch.Size(shape).numel()).reshape(shape), *layouts))
         paths = {source: folder(self.rank) for source in (0, 2)}

@@ -75,16 +75,36 @@ class LoadCases:
             target, got = torch.zeros_like(source), torch.zeros(14, 3)
             with torch_overlay.Transfer([source], [got]) as sync:
                 sync.run()
+                self.assertIn("1 tensor, 168 B, on ranks 0-7\noverlay: 1 exchange", str(torch_overlay.explain(sync)))
             with torch_overlay.Transfer([got], [target]) as sync:
                 sync.run()
                 self.assertTrue(torch.equal(got, whole) and torch.equal(target.to_local(), source.to_local()))
                 target._spec = distribute_tensor(whole, mesh, [Shard(0), Shard(1)], src_data_rank=None)._spec
-                with self.assertRaisesRegex(ValueError, "lies by .* by which this rank has another part than it had"):
+                with self.assertRaisesRegex(ValueError, "is none of the parts that it lists and was a part of shape"):
                     sync.run()
         local = torch.zeros(6 - self.rank // 7, 3)
         odd = DTensor.from_local(local, mesh, [Replicate(), fused], run_check=False, shape=(12, 3), stride=(3, 1))
         with self.assertRaisesRegex(ValueError, "rank 7: .* has shape .5, 3. on this rank, where .* say .6, 3."):
             torch_overlay.Transfer([odd], [torch.zeros(12, 3)])
+
+    def test_fused_projections_change_their_mesh_and_bring_gradients_back(self):
+        """Trees and single tensors, to and from a mesh of some of the ranks."""
+        mesh, two = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root((5, 2), (2,), ("tp",))
+        fused, whole = _StridedShard(0, split_factor=2), torch.arange(42.0).reshape(14, 3)
+        source = distribute_tensor(whole, mesh, [Shard(1), fused], src_data_rank=None).requires_grad_()
+        plain = distribute_tensor(whole + 1, mesh, [Shard(0), Shard(1)], src_data_rank=None)
+        for placements in ([fused], [Shard(0)], [Replicate()]):
+            tree = {"fused": source, "plain": plain}
+            text = str(torch_overlay.explain(tree, placements, device_mesh=two))
+            moved = torch_overlay.redistribute(tree, two, placements)
+            if two.get_coordinate() is not None:
+                for name, values in (("fused", whole), ("plain", whole + 1)):
+                    cut = distribute_tensor(values, two, placements, src_data_rank=None)
+                    self.assertTrue(torch.equal(moved[name].to_local(), cut.to_local()), f"{name} {placements}")
+            self.assertIn(f"{2 if placements == [fused] else 1} tensor", text.partition("one by one")[0])
+            moved["fused"].to_local().sum().backward()
+            self.assertTrue(torch.equal(source.grad.to_local(), torch.ones_like(source.to_local())))
+            source.grad = None
 
     def test_what_torch_cuts_otherwise_than_fsdp2_is_refused(self):
         """9 rows on (4, 2): of the last ranks torch gives the first one a row, and FSDP2 the second."""

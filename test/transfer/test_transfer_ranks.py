@@ -8,6 +8,7 @@ from rank_changes import ChangeCases
 from rank_dcp import DcpCases
 from rank_gradients import GradientCases
 from rank_landings import LandingCases
+from rank_layouts import LayoutCases
 from rank_loads import LoadCases
 from rank_loops import LoopCases
 from rank_memory import MemoryCases
@@ -44,6 +45,7 @@ class TestTransferOnEightRanks(
     TreeCases,
     GradientCases,
     LandingCases,
+    LayoutCases,
     LoadCases,
     LoopCases,
     MemoryCases,

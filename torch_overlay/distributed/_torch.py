@@ -156,6 +156,12 @@ def for_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
     return make_for_mesh
 
 
+def fsdp_factor(shards: int, plain_shards: int) -> int:
+    """Return the split factor that FSDP gives its own shard of a dim which is cut into
+    so many shards already. Before 2.12 it counts those that aren't strided."""
+    return shards if RELEASE >= (2, 12) else plain_shards
+
+
 def never_nothing(
     pack: Callable[..., torch.Tensor],
     send_splits: list[int],

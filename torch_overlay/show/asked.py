@@ -29,7 +29,7 @@ from ..overlay import is_enabled, options
 from ..transfer import Transfer
 from ..transfers._planner.schedule import NOTHING, Flow
 from ..transfers.mesh_moves import batches, dtensor_like, moves_across, moves_along, ranks_along, read_change
-from ..transfers.redistribution import is_pending, reduced_placements
+from ..transfers.redistribution import has_several_boxes, is_pending, reduced_placements
 from ..transfers.sharding import Meshes
 from ..transfers.trees import leaves, target_placements
 from . import typed
@@ -205,14 +205,16 @@ def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int)
     targets = target_placements(dtensors, placements, mesh)
     # A tensor that has its placements already costs nothing, and stays out of the plan.
     moving = {n: t for n, t in dtensors.items() if (t.device_mesh, t.placements) != targets[n]}
-    across = {name: tensor for name, tensor in moving.items() if targets[name][0] != tensor.device_mesh}
-    flow, alone = _flow_across([*across.values()], [targets[name] for name in across], budget), 0
+    onto_others = {name: tensor for name, tensor in moving.items() if targets[name][0] != tensor.device_mesh}
+    across = {name: tensor for name, tensor in onto_others.items() if not has_several_boxes(tensor, *targets[name])}
+    flow = _flow_across([*across.values()], [targets[name] for name in across], budget)
+    alone = len(onto_others) - len(across)
     by_mesh: dict[DeviceMesh, dict[int, Change]] = {}
     for number, (name, tensor) in enumerate(moving.items()):
-        change = read_change(tensor, targets[name][1]) if name not in across else None
+        change = read_change(tensor, targets[name][1]) if name not in onto_others else None
         if change is not None:
             by_mesh.setdefault(tensor.device_mesh, {})[number] = change
-        elif name not in across:
+        elif name not in onto_others:
             alone += 1
     for on, changes in by_mesh.items():
         together, others = batches(on, changes)

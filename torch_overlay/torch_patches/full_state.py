@@ -8,31 +8,32 @@ those of which a rank holds several boxes. Start at `gather_state_dict`.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import _state_dict_utils
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
+from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._torch import original
-from ..distributed.tensor._chunks import strided_part
-from ..distributed.tensor._planner.regions import NotPlanned
-from ..distributed.tensor._runner.specs import read_cuts
+from ..distributed.tensor._chunks import part_at
 from ..patching.trampoline import swap_code
 from ..transfers._planner.schedule import aligned
-from ..transfers.mesh_moves import Change, batches, change_together, read_change
+from ..transfers.mesh_moves import Change, batches, change_together, dtensor_like, ranks_along, read_change
 from ..transfers.options import BUDGET
+from ..transfers.pieces import lengths_of, require_lengths, runs_at, settled, strided_cuts
 from ..transfers.sharding import Meshes, misfit
 from .strided import scattered, uneven_strides
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from ..distributed.tensor._chunks import Cut
     from ..distributed.tensor._planner.regions import Regions
 
 
@@ -91,9 +92,10 @@ def scatter_state_dict(
         held = _uneven_regions(tensor, value, meshes)
         if held is not None:
             local_state_dict[key] = scattered(value.detach(), tensor.device_mesh, tensor.placements, held, 0)
-        elif _refused_by_scatter(tensor, value):
-            whole = value.detach().to(device)
-            local_state_dict[key] = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        elif (part := _boxes_of(tensor, value)) is not None:
+            local_state_dict[key] = dtensor_like(
+                tensor, part.detach().to(device), tensor.device_mesh, tensor.placements
+            )
         else:
             rest[key] = value
     scatter_rest(rest, local_state_dict, device, pg)
@@ -128,30 +130,24 @@ def _part_of(tensor: Any, whole: Any, meshes: Meshes) -> torch.Tensor | None:
     others."""
     held = _uneven_regions(tensor, whole, meshes)
     if held is None:
-        is_alike = isinstance(tensor, DTensor) and isinstance(whole, torch.Tensor) and whole.shape == tensor.shape
-        return strided_part(whole, tensor) if is_alike else None
+        return _boxes_of(tensor, whole)
     part: torch.Tensor = whole
     for dim, (start, length) in enumerate(zip(*held.box(tensor.device_mesh.get_coordinate()))):
         part = part.narrow(dim, start, length)
     return part
 
 
-def _refused_by_scatter(tensor: Any, whole: Any) -> bool:
-    """True for an uneven strided shard that is no chunk of a chunk: torch cuts it, and doesn't scatter it. All ranks
-    answer alike."""
+def _boxes_of(tensor: Any, whole: Any) -> torch.Tensor | None:
+    """Return this rank's part of a whole tensor, if it is several boxes by `strided_cuts`: torch scatters such shards
+    only if they are even. None for all others."""
     if not isinstance(tensor, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != tensor.shape:
-        return False
-    placements, sizes = tensor.placements, tuple(tensor.device_mesh.shape)
-    if _StridedShard not in map(type, placements):
-        return False
-    with contextlib.suppress(NotPlanned):
-        read_cuts(placements, None, tensor.ndim, sizes)
-        return False
-    parts = [1] * tensor.ndim
-    for placement, size in zip(placements, sizes):
-        if isinstance(placement, (Shard, _StridedShard)):
-            parts[placement.dim] *= size * getattr(placement, "split_factor", 1)
-    return any(length % count for length, count in zip(tensor.shape, parts))
+        return None
+    cuts, coordinate = strided_cuts(tensor._spec, "a tensor to load"), tensor.device_mesh.get_coordinate()
+    if cuts is None or coordinate is None:
+        return None
+    runs = runs_at(cuts, tuple(tensor.shape), coordinate)
+    require_lengths(tensor, runs, "a tensor to load")
+    return part_at(whole, runs)
 
 
 def _uneven_regions(tensor: Any, whole: Any, meshes: Meshes) -> Regions | None:
@@ -168,8 +164,8 @@ def _uneven_regions(tensor: Any, whole: Any, meshes: Meshes) -> Regions | None:
 def gather_state_dict(state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Do what torch's `_gather_state_dict` does, with the same results on the same ranks. Collective.
 
-    DTensors that can move together are gathered in exchanges. Then torch's function does what is left. Errors are also
-    those of `change_together`.
+    DTensors that can move together are gathered in exchanges, and those of which a rank holds several boxes one by one.
+    Then torch's function does what is left. Errors are also those of `change_together`.
     """
     offloads = bool(options.get("cpu_offload"))
     # With another group than the default one, the ranks of a mesh may each give another one, and would not agree.
@@ -178,6 +174,11 @@ def gather_state_dict(state_dict: dict[str, Any], **options: Any) -> dict[str, A
     wholes: dict[int, torch.Tensor] = {}
     for batch in _batches(list(_dtensors(state_dict)), offloads):
         wholes |= _gathered(batch, receivers, offloads)
+    for number, tensor in enumerate(_dtensors(state_dict)):
+        cuts = None if number in wholes or _wants_gradient(tensor) else strided_cuts(tensor._spec, "a tensor to gather")
+        if cuts is not None and tensor.device_mesh.get_coordinate() is not None:
+            whole = _joined(tensor, cuts)
+            wholes[number] = whole.cpu() if offloads else whole
     if not wholes:
         return one_by_one(state_dict, **options)  # type: ignore[no-any-return]
     return one_by_one(_with_wholes(state_dict, iter(range(1 << 62)), wholes), **options)  # type: ignore[no-any-return]
@@ -237,10 +238,44 @@ def _change_of(tensor: DTensor) -> Change | None:
     """Return the change of a tensor to a whole one. None if torch's function should gather it: there is nothing to
     gather, somebody wants a gradient, or it can't move together with others."""
     whole = (Replicate(),) * tensor.device_mesh.ndim
-    if tensor.placements == whole or (tensor.requires_grad and torch.is_grad_enabled()):
+    if tensor.placements == whole or _wants_gradient(tensor):
         return None
     change = read_change(tensor, whole)
     return change if change is not None and change.axes else None
+
+
+def _wants_gradient(tensor: DTensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
+
+
+def _joined(tensor: DTensor, cuts: Sequence[Cut]) -> torch.Tensor:
+    """Gather a tensor of which ranks hold several boxes, as `strided_cuts` says. Collective over its mesh.
+
+    Torch's own steps raise, or join the wrong rows, where another shard cuts what a strided shard left: of 12 rows on a
+    mesh of (2, 2), `_StridedShard(0, split_factor=3)` and then `Shard(0)`.
+    """
+    mesh, shape = tensor.device_mesh, tuple(tensor.shape)
+    here, axes = mesh.get_coordinate() or [], sorted({cut.coordinate for cut in cuts})
+    ranges = [range(size) if axis in axes else range(1) for axis, size in enumerate(mesh.shape)]
+    held = [runs_at(cuts, shape, coordinate) for coordinate in itertools.product(*ranges)]
+    local = settled(tensor._local_tensor).detach().to(mesh.device_type)
+    require_lengths(tensor, runs_at(cuts, shape, here), "a tensor to gather")
+    most = max([math.prod(lengths_of(runs)) for runs in held]) * local.itemsize
+    buffer = torch.zeros(most, dtype=torch.uint8, device=local.device)
+    buffer[: local.nbytes] = local.contiguous().flatten().view(torch.uint8)
+    for axis in reversed(axes):
+        group = mesh.get_group(axis)
+        by_rank = {rank: torch.empty_like(buffer) for rank in dist.get_process_group_ranks(group)}
+        dist.all_gather([*by_rank.values()], buffer, group)
+        buffer = torch.cat([by_rank[rank] for rank in ranks_along(mesh, [axis], here).ranks])
+    whole = local.new_empty(shape)
+    for part, runs in zip(buffer.split(most) if most else (), held):
+        lengths = lengths_of(runs)
+        values = part[: math.prod(lengths) * local.itemsize].view(local.dtype).view(lengths)
+        for box in itertools.product(*runs):
+            at = tuple([slice(run.offset, run.offset + run.length) for run in box])
+            whole[at] = values[tuple([slice(run.local_offset, run.local_offset + run.length) for run in box])]
+    return whole
 
 
 def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[int, torch.Tensor]:

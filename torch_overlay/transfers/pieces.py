@@ -1,6 +1,7 @@
 """What a rank may give as a tensor: a DTensor, a plain tensor, or pieces of a larger one. Start at `own_tensors`.
 
-A tensor with a chunk list of `torch.distributed.checkpoint` is read as pieces, too. At the end: the memory of a local
+A tensor that tells `torch.distributed.checkpoint` its boxes, and a DTensor with several boxes on a rank, are read as
+pieces, too. At the end: the memory of a local
 tensor, and digests of its values.
 """
 
@@ -12,16 +13,17 @@ import itertools
 import operator
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from ..distributed.tensor._chunks import Cut, Run, cut_runs
+from ..distributed.tensor._chunks import AMBIGUOUS, Cut, Run, cut_runs, is_ambiguous
 from ..distributed.tensor._planner.boxes import Box
-from ..distributed.tensor._planner.regions import NotPlanned, Regions
+from ..distributed.tensor._planner.regions import NotPlanned
 from ..distributed.tensor._runner.specs import read_cuts
 from ._planner.memory import Memory, Part
 from .trees import leaves, names_for, with_paths
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     from .trees import Names
 
@@ -103,38 +106,50 @@ def piece_text(shape: tuple[int, ...], box: Box) -> str:
     return f"piece({box.length}, {shape}, {box.start})"
 
 
+class Slab(NamedTuple):
+    """A box of the whole tensor that a tensor says it holds: where it begins, its shape, and where in the local tensor
+    it begins. None for the last: `__get_tensor_shard__` gives it, or it is all of the local tensor."""
+
+    start: tuple[int, ...]
+    length: tuple[int, ...]
+    local_start: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        at = "" if self.local_start is None else f" (at {self.local_start} of the local tensor)"
+        return f"a part of shape {self.length} that begins at {self.start}{at}"
+
+
 class Chunk(Piece):
-    """A piece that is read from the chunk list of a tensor, as `torch.distributed.checkpoint` asks for it.
+    """A piece that a tensor itself says it holds, see `_slabs`. Each run asks again, and reads the local tensor again.
 
     Megatron-FSDP attaches a chunk list to the local tensors of its DTensors, because it cuts their rows where no
-    placement of torch's does. Each run asks for the chunk list and for the local tensor again.
-
-    Args:
-        owner: the DTensor, or the tensor that has the chunk list.
-        name: of the tensor in the tree.
-        number: of the chunk in the list.
-        shape: of the whole tensor.
+    placement of torch's does. FlexShard's tensors have the fields of torch's CheckpointableTensor. Of transformers'
+    fused gate and up projections under tensor parallelism, a `_StridedShard(0, split_factor=2)`, rank 0 of 2 has rows
+    0, 1, 4, 5 of 8.
 
     Raises:
-        ValueError: the chunk's size isn't the shape of the local tensor.
+        ValueError: the part doesn't have the shape that the tensor says, or isn't inside the whole.
     """
 
-    def __init__(self, owner: torch.Tensor, name: str, number: int, shape: Sequence[int]) -> None:
-        self.owner, self._name, self._number = owner, name, number
-        chunk = _chunk_list(owner)[number]
-        self.start = tuple(chunk.offsets)
+    def __init__(self, owner: torch.Tensor, name: str, number: int, shape: Sequence[int], slab: Slab) -> None:
+        self.owner, self._name, self._number, self._slab = owner, name, number, slab
+        self.start = slab.start
         local = self._local_tensor
-        if tuple(local.shape) != tuple(chunk.sizes):
+        if tuple(local.shape) != slab.length:
+            held = tuple(tensor_with_chunks(owner).shape)
             raise ValueError(
-                f"{name!r} has a chunk list, which says that a part of shape {tuple(chunk.sizes)} begins at "
-                f"{self.start}, and the local tensor has shape {tuple(local.shape)}. Say with piece() what it holds."
+                f"{name!r} says that it holds {slab}, and its local tensor has shape {held}. Say with piece() what it "
+                "holds."
             )
         self.shape = Piece(local, shape, self.start).shape  # checks that the box is inside
 
     @property
     def _local_tensor(self) -> torch.Tensor:  # type: ignore[override]
-        """The tensor of this chunk as it is now: the whole local tensor, unless its class gives single shards."""
-        local = tensor_with_chunks(self.owner)
+        local, (_, length, starts) = tensor_with_chunks(self.owner), self._slab
+        if starts is not None:
+            # Where it has become too short, the part does, too, and `BoundTensor.problem` says so.
+            part = tuple([slice(start, start + size) for start, size in zip(starts, length)])
+            return settled(local).detach()[part[: local.ndim]]
         find = getattr(local, "__get_tensor_shard__", None)
         if find is None:
             return local
@@ -145,84 +160,109 @@ class Chunk(Piece):
 
     @property
     def moved_text(self) -> str | None:
-        """How the chunk list has changed since the transfer was made, in words; None if the chunk still begins at
-        `start`."""
-        chunks = _chunk_list(self.owner) if hasattr(tensor_with_chunks(self.owner), "__create_chunk_list__") else []
-        start = tuple(chunks[self._number].offsets) if self._number < len(chunks) else None
-        if start is None:
-            return f"is in no chunk list and was the one that begins at {self.start}"
-        return None if start == self.start else f"is a chunk that begins at {start}, and that began at {self.start}"
-
-
-class Stripe(Chunk):
-    """One of the boxes that a rank has of a DTensor with a lone strided shard.
-
-    transformers lays fused gate and up projections so under tensor parallelism: with `_StridedShard(0, split_factor=2)`
-    alone on its dim, rank 0 of 2 has rows 0, 1, 4, 5 of 8. Each run reads the local tensor again.
-    """
-
-    def __init__(self, owner: DTensor, name: str, number: int, spans: Sequence[Run]) -> None:
-        self.owner, self._name, self._number = owner, name, number
-        self.shape, self._spans = tuple(owner.shape), tuple(spans)
-        self.start = tuple([span.offset for span in spans])
-
-    @property
-    def _local_tensor(self) -> torch.Tensor:  # type: ignore[override]
-        local = settled(self.owner._local_tensor).detach()
-        for dim, span in enumerate(self._spans):
-            local = local.narrow(dim, span.local_offset, span.length)
-        return local
-
-    @property
-    def moved_text(self) -> str | None:
-        """How the placements have changed since the transfer was made, in words; None if this rank has the same
-        boxes."""
-        stripes = _spans_of(self.owner)
-        if stripes is not None and self._spans in itertools.product(*stripes):
-            return None
-        return f"lies by {self.owner.placements}, by which this rank has another part than it had"
-
-
-def _spans_of(tensor: DTensor) -> list[Sequence[Run]] | None:
-    """Return the spans that this rank has along each dim of a DTensor with a lone strided shard. None for others, also
-    for those that nobody can read: two shards on one dim of which one is strided by no product of the others' sizes."""
-    placements, mesh, shape = tensor.placements, tensor.device_mesh, tuple(tensor.shape)
-    if _StridedShard not in map(type, placements):
-        return None
-    coordinate, sizes = mesh.get_coordinate(), tuple(mesh.shape)
-    order = getattr(tensor._spec, "shard_order", None)
-    with contextlib.suppress(NotPlanned):
-        read_cuts(placements, order, len(shape), sizes)
-        return None  # chunks of chunks, as of FSDP2 x TP
-    if coordinate is None or not {*map(type, placements)} <= {Replicate, Shard, _StridedShard}:
-        return None
-    spans: list[Sequence[Run]] = []
-    for dim, length in enumerate(shape):
-        on_dim = tuple([each if getattr(each, "dim", None) == dim else Replicate() for each in placements])
-        axes = [axis for axis, each in enumerate(on_dim) if type(each) is not Replicate and sizes[axis] > 1]
-        if len(axes) == 1:
-            (axis,) = axes
-            factor = getattr(placements[axis], "split_factor", 1)
-            runs = cut_runs((length,), (Cut(0, factor, sizes[axis], coordinate[axis]),))[0]
-            spans.append(runs or [Run(0, 0, 0)])
-            continue
+        """How what the tensor holds has changed since the transfer was made, in words; None if this piece is the same.
+        The words go before "when the Transfer was made"."""
         try:
-            cuts = read_cuts(on_dim, None, len(shape), sizes)
-        except NotPlanned:
+            slabs = _slabs(self._name, self.owner) or ()
+        except ValueError as error:
+            return f"changed ({error}) and was {self._slab}"
+        now = slabs[self._number] if self._number < len(slabs) else "none of the parts that it lists"
+        return None if now == self._slab else f"is {now} and was {self._slab}"
+
+
+FIELDS = ("global_offsets", "local_offsets", "local_sizes")  # and global_shape: torch's CheckpointableTensor
+
+
+def _slabs(name: str, tensor: torch.Tensor) -> list[Slab] | None:
+    """Return the boxes that a tensor itself says this rank holds; None if it says nothing, or has a pending
+    reduction."""
+    is_dtensor, local = isinstance(tensor, DTensor), tensor_with_chunks(tensor)
+    if hasattr(local, "__create_chunk_list__"):
+        if is_dtensor and any(placement.is_partial() for placement in tensor.placements):
             return None
-        start, own = Regions(shape, sizes, cuts.orders, cuts.partial).span(dim, coordinate)
-        spans.append([Run(start, 0, own)])
-    return spans
+        chunks: list[ChunkStorageMetadata] = local.__create_chunk_list__()
+        return [Slab(tuple(chunk.offsets), tuple(chunk.sizes), None) for chunk in chunks]
+    if is_dtensor:
+        return _strided_slabs(name, tensor)
+    if not hasattr(tensor, "global_shape") or not all(hasattr(tensor, field) for field in FIELDS):
+        return None
+    fields = [[tuple(box) for box in getattr(tensor, field)] for field in FIELDS]
+    if len({*map(len, fields)}) > 1:
+        raise ValueError(f"{name!r} has global_offsets, local_offsets and local_sizes of different numbers of shards.")
+    return [Slab(start, length, local_start) for start, local_start, length in zip(*fields)]
 
 
-def _stripes(name: str, tensor: DTensor, spans: Sequence[Sequence[Run]]) -> tuple[Stripe, ...]:
-    held, needed = tuple(tensor._local_tensor.shape), tuple([sum([span.length for span in each]) for each in spans])
+def _strided_slabs(name: str, tensor: DTensor) -> list[Slab] | None:
+    """Return the boxes that this rank holds of a DTensor that `strided_cuts` reads; None for others."""
+    cuts = strided_cuts(tensor._spec, repr(name))
+    if cuts is None:
+        return None
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return []
+    runs = runs_at(cuts, tuple(tensor.shape), coordinate)
+    require_lengths(tensor, runs, repr(name))
+    boxes = itertools.product(*[of_dim or (Run(0, 0, 0),) for of_dim in runs])
+    return [
+        Slab(*[tuple([getattr(run, field) for run in box]) for field in ("offset", "length", "local_offset")])
+        for box in boxes
+    ]
+
+
+def strided_cuts(spec: DTensorSpec, called: str) -> tuple[Cut, ...] | None:
+    """Return how the axes of a mesh cut a tensor with a lone strided shard, in turn, each with its axis in place of a
+    coordinate. None for other specs, and for placements of other classes. ValueError where two readings differ."""
+    placements, kinds = spec.placements, tuple(map(type, spec.placements))
+    if _StridedShard not in kinds or not {*kinds} <= {Replicate, Shard, _StridedShard}:
+        return None
+    order = getattr(spec, "shard_order", None)
+    cuts = _cuts(placements, kinds, order, spec.ndim, tuple(spec.mesh.shape))
+    if cuts is not None and is_ambiguous(spec.shape, cuts):
+        raise ValueError(
+            f"The placements of {called}, {placements}, {AMBIGUOUS} A Transfer takes a piece() for each box."
+        )
+    return cuts
+
+
+def runs_at(cuts: Sequence[Cut], shape: tuple[int, ...], coordinate: Sequence[int]) -> tuple[tuple[Run, ...], ...]:
+    """Return for each dim the runs that a coordinate holds by `strided_cuts`."""
+    return cut_runs(shape, tuple([cut._replace(coordinate=coordinate[cut.coordinate]) for cut in cuts]))
+
+
+def require_lengths(tensor: DTensor, runs: Sequence[Sequence[Run]], called: str) -> None:
+    """Raise ValueError if the local tensor hasn't the shape of these runs."""
+    held, needed = tuple(tensor._local_tensor.shape), lengths_of(runs)
     if held != needed:
         raise ValueError(
-            f"{name!r} has shape {held} on this rank, where {tensor.placements} say {needed}: say with piece() what it "
+            f"{called} has shape {held} on this rank, where {tensor.placements} say {needed}: say with piece() what it "
             "holds"
         )
-    return tuple([Stripe(tensor, name, number, each) for number, each in enumerate(itertools.product(*spans))])
+
+
+def lengths_of(runs: Sequence[Sequence[Run]]) -> tuple[int, ...]:
+    """Return the shape of the local tensor."""
+    return tuple([sum([run.length for run in of_dim]) for of_dim in runs])
+
+
+@lru_cache(maxsize=1024)  # the kinds are a part of the key: a subclass of Shard may compare equal to it
+def _cuts(placements: Any, kinds: Any, order: Any, ndim: int, sizes: tuple[int, ...]) -> tuple[Cut, ...] | None:
+    """See `strided_cuts`. None also if all dims are chunks of chunks, as of FSDP2 x TP."""
+    with contextlib.suppress(NotPlanned):
+        read_cuts(placements, order, ndim, sizes)
+        return None
+    cuts: list[Cut] = []
+    for dim in range(ndim):
+        on_dim = tuple([each if getattr(each, "dim", None) == dim else Replicate() for each in placements])
+        try:
+            # FSDP2 cuts what TP left. For some lengths the placements say another thing, in the order of the mesh.
+            cuts += [Cut(dim, 1, sizes[axis], axis) for axis in read_cuts(on_dim, None, ndim, sizes).orders[dim]]
+        except NotPlanned:
+            cuts += [
+                Cut(dim, getattr(each, "split_factor", 1), sizes[axis], axis)
+                for axis, each in enumerate(on_dim)
+                if type(each) is not Replicate and sizes[axis] > 1
+            ]
+    return tuple(cuts)
 
 
 def tensor_with_chunks(tensor: torch.Tensor) -> torch.Tensor:
@@ -233,26 +273,12 @@ def tensor_with_chunks(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _chunk_list(tensor: torch.Tensor) -> list[ChunkStorageMetadata]:
-    """Ask a tensor for its chunks on this rank, each with its offsets in the whole and its sizes."""
-    chunks: list[ChunkStorageMetadata] = tensor_with_chunks(tensor).__create_chunk_list__()  # type: ignore[attr-defined]
-    return chunks
-
-
-def _is_read_by_chunks(tensor: torch.Tensor) -> bool:
-    """True if a tensor has a chunk list and no pending reduction."""
-    is_pending = isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements)
-    return not is_pending and hasattr(tensor_with_chunks(tensor), "__create_chunk_list__")
-
-
-def _pieces_of_chunks(name: str, tensor: torch.Tensor) -> tuple[Chunk, ...]:
-    """Return the pieces that a tensor's chunk list says this rank has; none if the list is empty."""
-    chunks = _chunk_list(tensor)
-    if not chunks:
+def _chunks_of(name: str, tensor: torch.Tensor, slabs: Sequence[Slab]) -> tuple[Chunk, ...]:
+    """Return the pieces that a tensor says this rank has; none if it says that it has none."""
+    if not slabs:
         return ()
-    if isinstance(tensor, DTensor):
-        shape = tuple(tensor.shape)
-    else:
+    shape = tensor.shape if isinstance(tensor, DTensor) else getattr(tensor, "global_shape", None)
+    if shape is None:
         # Not the tensor's own shape, which may be that of its part or that of the whole.
         items = tensor.__create_write_items__(name, tensor) if hasattr(tensor, "__create_write_items__") else []
         sizes = {tuple(item.tensor_data.size) for item in items if item.tensor_data is not None}
@@ -262,12 +288,13 @@ def _pieces_of_chunks(name: str, tensor: torch.Tensor) -> tuple[Chunk, ...]:
                 "Say with piece() what it holds."
             )
         (shape,) = sizes
-    if len(chunks) > 1 and not hasattr(tensor_with_chunks(tensor), "__get_tensor_shard__"):
+    is_whole = slabs[0].local_start is None and not hasattr(tensor_with_chunks(tensor), "__get_tensor_shard__")
+    if len(slabs) > 1 and is_whole:
         raise ValueError(
-            f"{name!r} has a chunk list of {len(chunks)} chunks, and no __get_tensor_shard__ that gives them. Say with "
+            f"{name!r} has a chunk list of {len(slabs)} chunks, and no __get_tensor_shard__ that gives them. Say with "
             "piece() what it holds."
         )
-    return tuple([Chunk(tensor, name, number, shape) for number in range(len(chunks))])
+    return tuple([Chunk(tensor, name, number, shape, slab) for number, slab in enumerate(slabs)])
 
 
 class Pieces:
@@ -303,15 +330,13 @@ def own_tensors(tree: Any, side: str, names: Names = None, on_meta: Collection[s
 
 def _as_given(name: str, leaf: Any, side: str, may_be_on_meta: bool) -> Given:
     """Turn a leaf into a DTensor, a `Plain` or `Pieces`."""
-    spans = _spans_of(leaf) if isinstance(leaf, DTensor) else None
-    if isinstance(leaf, torch.Tensor) and _is_read_by_chunks(leaf):
-        leaf = _pieces_of_chunks(name, leaf)
-    elif spans is not None:
-        leaf = _stripes(name, leaf, spans)
+    slabs = _slabs(name, leaf) if isinstance(leaf, torch.Tensor) else None
+    if slabs is not None:
+        leaf = _chunks_of(name, leaf, slabs)
     if isinstance(leaf, torch.Tensor):
         problem = _why_immovable(leaf._local_tensor if isinstance(leaf, DTensor) else leaf, may_be_on_meta)
-        if problem is None and isinstance(leaf, DTensor):
-            problem = _why_apart(leaf)
+        if problem is None:
+            problem = _why_apart(leaf) if isinstance(leaf, DTensor) else _why_not_whole(leaf)
         if problem is not None:
             raise TypeError(f"The {side} {name!r} {problem}.")
         return leaf if isinstance(leaf, DTensor) else Plain(leaf)
@@ -359,6 +384,17 @@ def _why_apart(tensor: DTensor) -> str | None:
             "is a part of another DTensor, and has memory of its own, as a slice of a sharded dim has: give the whole "
             "DTensor, or a piece() of its to_local()"
         )
+    )
+
+
+def _why_not_whole(tensor: torch.Tensor) -> str | None:
+    """Say why a plain tensor is no whole one: FlexShard's parameters are shards, marked by an attribute."""
+    shape = getattr(tensor, "_global_shape", None)
+    if shape is None or tuple(shape) == tuple(tensor.shape):
+        return None
+    return (
+        f"is FlexShard's shard of a tensor of shape {tuple(shape)}, and doesn't say which part: give a state dict "
+        "after set_state_dict_global_layouts(model, state_dict), or say with piece() what it holds"
     )
 
 

@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from ..distributed.tensor._redistribute import redistribute_local_tensor
-from ..rendezvous.team import is_gloo
+from ..rendezvous.team import is_gloo, kept_group
+from ..transfer import Transfer
 from .mesh_moves import Change, batches, change_meshes, change_together, dtensor_like, read_change
-from .pieces import settled
+from .pieces import lengths_of, runs_at, settled, strided_cuts
 from .sharding import Meshes, regions_of, regions_on
 from .trees import Placements, leaves, mapped, target_placements
 
@@ -193,11 +194,15 @@ def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, n
     """Redistribute all tensors, and return the new ones in order. Collective."""
     results: dict[int, DTensor] = {}
     across: list[int] = []
+    in_boxes: dict[int, DTensor] = {}
     together: dict[tuple[DeviceMesh, torch.device], dict[int, Change]] = {}
     for number, (tensor, (mesh, placements)) in enumerate(zip(tensors, targets)):
         change = read_change(tensor, placements, names[number]) if mesh == tensor.device_mesh else None
         if mesh != tensor.device_mesh:
-            across.append(number)
+            if has_several_boxes(tensor, mesh, placements):
+                in_boxes[number] = tensor
+            else:
+                across.append(number)
         elif change is not None:
             together.setdefault((mesh, tensor._local_tensor.device), {})[number] = change
         elif is_pending(tensor) and not any(placement.is_partial() for placement in placements):
@@ -207,9 +212,43 @@ def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, n
     for batch in _batches_across(tensors, across, budget):
         batch_targets, batch_names = [targets[number] for number in batch], [names[number] for number in batch]
         results |= zip(batch, change_meshes([*batch.values()], batch_targets, budget, batch_names))
+    if in_boxes:
+        results |= _by_transfer(in_boxes, [targets[number] for number in in_boxes], budget, names)
     for (mesh, _), changes in together.items():
         results |= _on_one_mesh(mesh, changes, budget)
     return [results[number] for number in range(len(tensors))]
+
+
+def has_several_boxes(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> bool:
+    """True if ranks hold several boxes of a tensor, before or after it gets this mesh and these placements."""
+    target = dtensor_like(tensor, tensor._local_tensor, mesh, placements)
+    return any(strided_cuts(each._spec, "a tensor to redistribute") is not None for each in (tensor, target))
+
+
+def _by_transfer(
+    tensors: dict[int, DTensor], targets: Sequence[Target], budget: int, names: Sequence[str]
+) -> dict[int, DTensor]:
+    """Redistribute tensors to other meshes as a Transfer moves them, made for this call. Collective over the ranks of
+    all meshes. Returns the new tensors by number."""
+    results = {}
+    for (number, tensor), (mesh, placements) in zip(tensors.items(), targets):
+        result = dtensor_like(tensor, tensor._local_tensor, mesh, placements)
+        shape, coordinate = tuple(tensor.shape), mesh.get_coordinate()
+        cuts = strided_cuts(result._spec, repr(names[number]))
+        if coordinate is None:
+            length: tuple[int, ...] = (0,) * max(tensor.ndim, 1)
+        elif cuts is None:
+            length = regions_on(placements, None, shape, tuple(mesh.shape)).box(coordinate).length
+        else:
+            length = lengths_of(runs_at(cuts, shape, coordinate))
+        result._local_tensor = tensor._local_tensor.new_empty(length, requires_grad=False)
+        results[number] = result
+    meshes = {each.device_mesh for each in (*tensors.values(), *results.values())}
+    ranks = sorted({rank for mesh in meshes for rank in Meshes().view(mesh).ranks})
+    sides = [{names[number]: each for number, each in side.items()} for side in (tensors, results)]
+    with Transfer(*sides, budget=budget, group=kept_group(ranks)) as transfer:
+        transfer.run()
+    return results
 
 
 def _batches_across(tensors: Sequence[DTensor], numbers: Sequence[int], budget: int) -> Iterator[dict[int, DTensor]]:

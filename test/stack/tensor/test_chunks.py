@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import shutil
 import tempfile
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -13,12 +14,13 @@ from torch.distributed._state_dict_utils import _distribute_tensors
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_from_dtensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 
-from torch_overlay.distributed.tensor._chunks import Cut, cut_runs, strided_part
+from torch_overlay.distributed.tensor._chunks import Cut, cut_runs, is_ambiguous, strided_part
 
 
 class TestStridedRuns(TestCase):
@@ -111,8 +113,8 @@ class TestStridedChunks(DTensorOpTestBase):
             ([FUSED],),
             ([_StridedShard(1, split_factor=2)],),  # 6 columns in 2 halves of 3, over 4 ranks
             ([FUSED, _StridedShard(1, split_factor=3)], 2, 2),
-            ([Shard(0), FUSED], 2, 2),
-            ([FUSED, FUSED], 2, 2),
+            ([Shard(1), FUSED], 2, 2),
+            ([_StridedShard(0, split_factor=3), FUSED], 2, 2),
             ([_StridedShard(0, split_factor=3), Replicate()], 2, 2),
             ([Replicate(), Shard(1)], 2, 2),
         ]
@@ -146,6 +148,8 @@ class TestStridedChunks(DTensorOpTestBase):
         shapes = ((16, 6), (5, 3), (1, 6), (0, 2))
         kinds = (Replicate(), Shard(0), Shard(1), FUSED)
         for shape, placements in itertools.product(shapes, itertools.product(kinds, repeat=2)):
+            if placements[1] == FUSED and placements[0] in (FUSED, Shard(0)):
+                continue  # as FSDP makes them, see below
             held = self._shard(placements, 2, 2, whole=torch.zeros(shape))
             before = _create_chunk_from_dtensor(held)
             chunks = held.__create_chunk_list__()
@@ -157,6 +161,34 @@ class TestStridedChunks(DTensorOpTestBase):
                 self.assertGreater(held.to_local().numel(), 1)
         held = self._shard([FUSED, Shard(0)], 2, 2)  # a chunk of a chunk
         self.assertEqual(held.__create_chunk_list__(), [_create_chunk_from_dtensor(held)])
+
+    def test_fsdp_over_packed_tensor_parallelism_is_refused(self) -> None:
+        """On another dim it is right. On the same dim full_tensor() has other rows, too."""
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        for dim in (1, 0):
+            packed = distribute_tensor(WHOLE, mesh["tp"], [FUSED], src_data_rank=None)
+            module = torch.nn.Module()
+            module.weight = torch.nn.Parameter(packed, requires_grad=False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                fully_shard(module, mesh=mesh["dp"], shard_placement_fn=lambda _, dim=dim: Shard(dim))
+            if dim:
+                for chunk in module.weight.__create_chunk_list__():
+                    part = module.weight.__get_tensor_shard__(MetadataIndex("", chunk.offsets))
+                    box = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes))
+                    self.assertEqual(part, WHOLE[box])
+        for call in (
+            module.weight.__create_chunk_list__,
+            lambda: module.weight.__create_write_items__("weight", module.weight),
+            lambda: strided_part(WHOLE, module.weight),
+        ):
+            with self.assertRaisesRegex(ValueError, "don't tell which rows a rank holds: FSDP"):
+                call()
+
+    def test_uneven_fsdp_beside_a_packed_dim_is_refused(self) -> None:
+        for rows, num_chunks, is_refused in ((8, 2, False), (9, 2, True), (9, 1, False)):
+            cuts = [Cut(0, 2, 2, 0), Cut(0, 1, 2, 0), Cut(1, 2, num_chunks, 0)]
+            self.assertEqual(is_ambiguous((rows, 6), cuts), is_refused, msg=f"{rows} rows, {num_chunks}")
 
     def test_a_local_tensor_says_itself_what_it_holds(self) -> None:
         held = self._shard([FUSED])

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
+from .._torch import fsdp_factor
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -48,6 +50,11 @@ class Cut(NamedTuple):
     coordinate: int
 
 
+AMBIGUOUS = (
+    "don't tell which rows a rank holds: FSDP makes such placements when it cuts what "
+    "a strided shard left, and they say that it cut first. Let FSDP shard another dim "
+    "(shard_placement_fn)."
+)
 HOOKS = ("__create_write_items__", "__create_chunk_list__", "__get_tensor_shard__")
 
 
@@ -73,6 +80,8 @@ def strided_runs(tensor: DTensor) -> tuple[tuple[Run, ...], ...] | None:
     numbers = (*tensor.shape, *itertools.chain.from_iterable(cuts))
     if any(type(number) is not int for number in numbers):  # one for many ranks
         return None
+    if is_ambiguous(tensor.shape, cuts):
+        raise ValueError(f"{placements} {AMBIGUOUS}")
     runs = cut_runs(tuple(tensor.shape), cuts)
     lengths = tuple(sum(run.length for run in of_dim) for of_dim in runs)
     # FSDP2 shards what TP left. Of 9 rows on (4, 2) its last ranks have 0 and 1, where
@@ -102,6 +111,40 @@ def cut_runs(
             pieces.append((start + offset, own))
         runs[dim] = _narrow(runs[dim], pieces)
     return tuple(map(tuple, runs))
+
+
+def is_ambiguous(shape: Sequence[int], cuts: Sequence[Cut]) -> bool:
+    """True if a strided shard is one that FSDP makes, and the placements say other rows
+    than FSDP holds: over another strided shard, or unevenly beside one. Of 16 rows on a
+    (2, 2) mesh, tensor parallelism with a split factor of 2 gives its first rank the
+    rows 0 to 3 and 8 to 11, and FSDP that rank's first half. By the placements, both
+    with the factor 2, the rank has rows 0, 1, 8 and 9.
+
+    >>> is_ambiguous((16,), [Cut(0, 2, 2, 0), Cut(0, 2, 2, 0)])
+    True
+    >>> is_ambiguous((16,), [Cut(0, 2, 2, 0), Cut(0, 1, 2, 0)])  # over a plain shard
+    False
+    """
+
+    cuts = [cut for cut in cuts if cut.num_chunks > 1]
+
+    def inner(at: int) -> list[Cut]:
+        return [cut for cut in cuts[at + 1 :] if cut.dim == cuts[at].dim]
+
+    def shards(of: Sequence[Cut]) -> int:
+        return math.prod(cut.num_chunks for cut in of)
+
+    factors = [(1, shards(inner(at))) for at in range(len(cuts))]  # of chunks of chunks
+    lone = [cut for cut, chunks in zip(cuts, factors) if cut.split_factor not in chunks]
+    for at, cut in enumerate(cuts):
+        others = inner(at)
+        plain = [other for other in others if other.split_factor == 1]
+        if others and cut.split_factor == fsdp_factor(shards(others), shards(plain)):
+            is_strided = cut.split_factor > 1
+            is_uneven = is_strided and shape[cut.dim] % shards([cut, *others]) > 0
+            if any(other in lone for other in others) or (lone and is_uneven):
+                return True
+    return False
 
 
 def _narrow(runs: Sequence[Run], pieces: Sequence[tuple[int, int]]) -> list[Run]:
@@ -184,10 +227,13 @@ def strided_part(whole: torch.Tensor, tensor: DTensor) -> torch.Tensor | None:
     """Return what `tensor` holds on this rank of a whole tensor of its shape, as one
     tensor of the local shape."""
     runs = strided_runs(tensor)
-    if runs is None:
-        return None
+    return None if runs is None else part_at(whole, runs)
+
+
+def part_at(whole: torch.Tensor, runs: Sequence[Sequence[Run]]) -> torch.Tensor:
     for dim, of_dim in enumerate(runs):
         parts = [whole.narrow(dim, run.offset, run.length) for run in of_dim]
+        parts = parts or [whole.narrow(dim, 0, 0)]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
     return whole
 
