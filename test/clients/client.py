@@ -6,6 +6,7 @@ of tensors, losses), and how many collectives and groups it took.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 from collections.abc import Callable
@@ -28,12 +29,14 @@ class Notes:
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {"moved": {}, "summed": {}, "collectives": {}, "calls": 0}
-        self._create = c10d._new_group_with_tag
-        c10d._new_group_with_tag = self._counted
+        create = c10d._new_group_with_tag
 
-    def _counted(self, *given: Any, **named: Any) -> Any:
-        self.found["calls"] += 1
-        return self._create(*given, **named)
+        @functools.wraps(create)  # a Transfer makes its group by a copy of torch's own function
+        def counted(*given: Any, **named: Any) -> Any:
+            self.found["calls"] += 1
+            return create(*given, **named)
+
+        c10d._new_group_with_tag = counted
 
     def count(self, name: str, call: Callable[[], Any]) -> Any:
         result, kinds = count_collectives(call)
@@ -48,9 +51,113 @@ class Notes:
                 self.found[kind][f"{name}.{key}"] = local.detach().clone()
 
 
+def small_experts(**sizes: int) -> Any:
+    """The configuration of a Qwen3 mixture of experts."""
+    from transformers import Qwen3MoeConfig
+
+    return Qwen3MoeConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=2,
+        **sizes,
+    )
+
+
+def transformers_packed(notes: Notes, folder: pathlib.Path) -> None:
+    """A Qwen3 mixture of experts by its own plans: its weights as they lie go to each other plan, to a server whose
+    loader takes slices, and through checkpoints. AssertionError if a bit differs."""
+    import torch.distributed.checkpoint as dcp
+    from transformers import Qwen3MoeForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    rank, ranks, path = dist.get_rank(), dist.get_world_size(), str(folder / "random")
+    if rank == 0:
+        Qwen3MoeForCausalLM(small_experts(num_key_value_heads=4, decoder_sparse_step=2)).save_pretrained(path)
+    dist.barrier()
+    half = ranks // 2
+    plans = {
+        "tp": dict(tp_size=ranks),
+        "ep": dict(tp_size=ranks, ep_size=ranks),
+        "fsdp x tp": dict(fsdp_size=2, tp_size=half),
+        "fsdp x ep": dict(fsdp_size=2, tp_size=half, ep_size=half),
+    }
+    laid = {}
+    for plan, degrees in plans.items():
+        config = DistributedConfig(**degrees)
+        model = Qwen3MoeForCausalLM.from_pretrained(path, distributed_config=config, dtype=torch.float32)
+        laid[plan] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        notes.keep("moved", plan, laid[plan])
+        packed = [tensor for name, tensor in laid[plan].items() if name.endswith("gate_up_proj")]
+        notes.found["boxes"] = notes.found.get("boxes", 0) + sum(len(each.__create_chunk_list__()) for each in packed)
+
+    def check(plan: str, said: str) -> None:
+        for name, tensor in laid[plan].items():
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            assert torch.equal(local, notes.found["moved"][f"{plan}.{name}"]), f"{said} {plan}: {name}"
+            local.fill_(-1)
+
+    def fill(plan: str) -> None:
+        for name, tensor in laid[plan].items():
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local.copy_(notes.found["moved"][f"{plan}.{name}"])
+
+    whole = dict(Qwen3MoeForCausalLM.from_pretrained(path, dtype=torch.float32).named_parameters())
+    width = 32 // ranks  # of what a rank of the server has of gate, and of up
+
+    class Server(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.served = nn.ParameterDict()
+            for name, weight in whole.items():
+                shape = (8, 2 * width, 64) if name.endswith("gate_up_proj") else weight.shape
+                self.served[name.replace(".", "/")] = nn.Parameter(torch.full(shape, -1.0), requires_grad=False)
+
+        def load_weights(self, weights: Any) -> None:
+            for name, weight in weights:
+                param = self.served[name.replace(".", "/")]
+                if name.endswith("gate_up_proj"):
+                    for number, part in enumerate(weight.chunk(2, 1)):
+                        param[:, number * width :][:, :width].copy_(part[:, rank * width :][:, :width])
+                else:
+                    param.copy_(weight)
+
+    for source in plans:
+        fill(source)
+        for target in plans:
+            if target != source:
+                fill(target)
+                check(target, "as it was")
+                with torch_overlay.Transfer(laid[source], laid[target]) as transfer:
+                    transfer.run()
+                check(target, f"from {source} to")
+        server, wanted = Server(), Server()
+        metas = {name: weight.to("meta") for name, weight in whole.items()}
+        landings = torch_overlay.landings(server.load_weights, server, metas)
+        assert not landings.whole, landings
+        with torch_overlay.Transfer(laid[source], landings.target()) as transfer:
+            transfer.run()
+        with torch.no_grad():
+            wanted.load_weights(whole.items())
+        for name, weight in wanted.served.items():
+            assert torch.equal(server.served[name], weight), f"{source} to the server: {name}"
+        saved = str(folder / source.replace(" ", "-"))
+        dcp.save(laid[source], checkpoint_id=saved)
+        for target in plans:
+            fill(target)
+            check(target, "as it was")
+            dcp.load(laid[target], checkpoint_id=saved)
+            check(target, f"saved by {source}, loaded by")
+
+
 def transformers_experts(notes: Notes, folder: pathlib.Path) -> None:
     """A Qwen3 mixture of experts is loaded, trained, saved, loaded again, and clipped as transformers' Trainer does."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, Trainer
+    from transformers import Qwen3MoeForCausalLM, Trainer
     from transformers.distributed import (
         DistributedConfig,
         gather_full_state_dict,
@@ -58,18 +165,7 @@ def transformers_experts(notes: Notes, folder: pathlib.Path) -> None:
         save_optimizer_distributed,
     )
 
-    config = Qwen3MoeConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=128,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=8,
-        num_experts_per_tok=2,
-    )
+    config = small_experts(num_key_value_heads=2)
     random, shards, state = (str(folder / name) for name in ("random", "shards", "optimizer"))
     if dist.get_rank() == 0:
         Qwen3MoeForCausalLM(config).save_pretrained(random)

@@ -19,16 +19,25 @@ QUIET = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "
 pytestmark = pytest.mark.skipif(not NIGHTLY, reason="runs other people's programs: TORCH_OVERLAY_NIGHTLY=1")
 
 
-def ran(client, folder, *how):
+def ran(client, folder, *how, ranks=RANKS):
     """What each rank found, in torchrun behind these words."""
     folder.mkdir()
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [sys.executable, *how, *torchrun, str(pathlib.Path(__file__).with_name("client.py")), client, folder]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, **QUIET, "PYTHONPATH": path}
     done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_packed_experts_go_as_they_lie(ranks, tmp_path):
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers isn't installed: nox -s clients")
+    found = ran("transformers_packed", tmp_path / "packed", "-m", "torch_overlay", "run", ranks=ranks)
+    # By the plans with tensor parallelism, a rank has two boxes of the fused projections, else one.
+    assert [one["boxes"] for one in found] == [6 if ranks == 4 else 5] * ranks
 
 
 @pytest.mark.parametrize("client", CLIENTS)
