@@ -1,5 +1,6 @@
 """Explanations: the plan that runs, its figures, what is refused, and nothing left behind."""
 
+import itertools
 import re
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
@@ -17,8 +20,10 @@ import twins_tensor as twin
 from torch_overlay.__main__ import main
 from torch_overlay.distributed.tensor._planner.cost import leaving
 from torch_overlay.show.drawing import MeshMap
-from torch_overlay.show.pictures import coordinates, traffic
-from torch_overlay.show.plans import to_torch_placement
+from torch_overlay.show.pictures import coordinates, holders, traffic
+from torch_overlay.show.plans import _side, to_torch_placement
+from torch_overlay.show.stock import spec_on
+from torch_overlay.show.typed import Mesh
 
 
 @pytest.fixture
@@ -51,7 +56,7 @@ BAD = [
     ("--mesh=2,2 --shape=8,8 S3,R R,R", "axis 0 shards dim 3 of a tensor with 2 dims"),
     ("--mesh=2,2 --shape=8,8 P,P(max) R,R", "reductions of different kinds in one tensor: max, sum"),
     ("--mesh=2,2 --shape=8,8 --flattened=a,z R,R R,R", "--flattened: the mesh has no axis 'z'; its axes are a, b"),
-    ("--mesh=2,4 --shape=15,8 --out=x.png _S0(4),S0 R,R", "a picture needs shards that are boxes, but here"),
+    ("--mesh=2,4 --shape=15,8 --out=x.png _S0(4),S0 R,R", "a picture needs shards of which each rank's part is known"),
 ]
 
 
@@ -187,10 +192,26 @@ def test_a_picture_of_a_plan(tmp_path):
     """Of one that sends, of one that doesn't, and from one mesh to another."""
     pytest.importorskip("matplotlib")
     flow = "--mesh=8 --to-mesh=4 --to-ranks=4-7 --shape=96,128 S0 S0"
-    for number, given_ in enumerate(("--mesh=2,2 --shape=64,64 S0,R S1,R", "--mesh=2,2 --shape=64,64 R,R S0,R", flow)):
+    packed = "--mesh=2,2 --shape=30,8 S1,_S0(2) R,R"
+    for number, given_ in enumerate(
+        ("--mesh=2,2 --shape=64,64 S0,R S1,R", "--mesh=2,2 --shape=64,64 R,R S0,R", flow, packed)
+    ):
         path = tmp_path / f"{number}.png"
         assert main(["explain", *given_.split(), f"--out={path}"]) == 0
         assert path.stat().st_size > 5_000
+
+
+def test_a_picture_shows_each_box_of_a_rank():
+    mesh = Mesh((2, 2), ("a", "b"), (0, 1, 2, 3))
+    packed = spec_on(mesh, (Shard(1), _StridedShard(0, split_factor=2)), (16, 16), torch.float32, "cpu")
+    assert holders(_side(packed)) == {
+        ((row, column), (4, 8)): [position]
+        for position, (column, rows) in enumerate(itertools.product((0, 8), ((0, 8), (4, 12))))
+        for row in rows
+    }
+    ordered = spec_on(mesh, (Shard(0), Shard(0)), (3,), torch.float32, "cpu")
+    ordered.shard_order = (ShardOrderEntry(0, (1, 0)),)
+    assert holders(_side(ordered)) == {((0,), (1,)): [0], ((1,), (1,)): [2], ((2,), (1,)): [1]}
 
 
 def test_a_picture_leaves_pyplot_alone(tmp_path):

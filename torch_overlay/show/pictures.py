@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..distributed._mesh.text import ranks_text
-from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
-from .shown_plan import Redistribution, ShownPlan, ShownStep
+from .shown_plan import Redistribution, Several, ShownPlan, ShownStep, Side
 from .words import amount, brief, counted, joined, sized
 
 if TYPE_CHECKING:
@@ -124,14 +123,14 @@ def _parts(step: Collective, coordinate: tuple[int, ...]) -> list[tuple[int, int
     return [(piece.member, piece.box.elements) for piece in step.pieces(coordinate)]
 
 
-def holders(regions: Regions) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
+def holders(regions: Side) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
     """For each box that some position of the mesh (row-major) holds, as (start, length), the positions that hold it.
     Boxes without elements are left out."""
     positions_of: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for position, coordinate in enumerate(coordinates(regions.sizes)):
-        box = regions.box(coordinate)
-        if box.elements:
-            positions_of.setdefault((box.start, box.length), []).append(position)
+        for box in regions.boxes(coordinate) if isinstance(regions, Several) else [regions.box(coordinate)]:
+            if box.elements:
+                positions_of.setdefault((box.start, box.length), []).append(position)
     return positions_of
 
 
@@ -148,21 +147,22 @@ _PLAN, _EMPTY = 5.3, 3.1  # the height of a plan in inches, and of one that send
 
 def draw_plan(ask: Redistribution, plan: ShownPlan, path: str) -> None:
     """Draw a plan to a file."""
-    # A strided shard that is cut unevenly is several boxes, for which there is no rectangle to draw.
-    if ask.source is None or ask.target is None:
-        raise ValueError(f"a picture needs shards that are boxes, but here {ask.refused}")
+    before, after = ask.sides
+    # Of some strided shards that are cut unevenly, the placements don't tell who holds what.
+    if before is None or after is None:
+        raise ValueError(f"a picture needs shards of which each rank's part is known, but here {ask.refused}")
     _check_count(math.prod(ask.sizes))
     columns, sends = max(2, plan.collectives), bool(_collectives(plan))
     heights = [3.7, _PLAN if sends else _EMPTY]
     with figure(path, figsize=(4.6 * columns + 0.4, sum(heights)), layout="constrained") as whole:
         above, band = whole.subfigures(2, 1, height_ratios=heights, hspace=0.03)
-        _holds(above, ask)
+        _holds(above, ask, before, after)
         band.suptitle(_headline(plan), fontweight="bold", color=COLOR_AS_INK, ha="left", x=0.02)
         if sends:
             _plan(band, plan, ask, columns)
             band.supxlabel(LEGEND, fontsize=9)
         else:
-            _nothing_sent(band, plan, ask)
+            _nothing_sent(band, plan, ask, after)
 
 
 def draw_flow(ranks: tuple[int, ...], sent: Mapping[tuple[int, int], int], lines: Sequence[str], path: str) -> None:
@@ -196,37 +196,35 @@ def _collectives(plan: ShownPlan) -> list[ShownStep]:
     return [line for line in plan.lines if line.axes]
 
 
-def _holds(figure: Any, ask: Redistribution) -> None:
-    """Draw the tensor with the parts that ranks hold, before on the left and after on the right. Both must have
-    regions."""
-    assert ask.source is not None and ask.target is not None, "draw_plan() checked"
+def _holds(figure: Any, ask: Redistribution, before: Side, after: Side) -> None:
+    """Draw the tensor with the parts that ranks hold, before on the left and after on the right."""
     mesh = sized(ask.names, ask.sizes)
     figure.suptitle(f"{ask.tensor} on {mesh}: from {ask.words[0]} to {ask.words[1]}", fontweight="bold")
     left, right = figure.subplots(1, 2)
-    dims = _shown(ask.source, ask.target)  # the same two for both sides, so that they can be compared
-    for axes, regions, when in ((left, ask.source, "before"), (right, ask.target, "after")):
+    dims = _shown(before, after)  # the same two for both sides, so that they can be compared
+    for axes, regions, when in ((left, before, "before"), (right, after, "after")):
         _boxes(axes, regions, dims, ask.ranks)
         pending = [ask.names[axis] for axis in sorted(regions.pending)]
         terms = f"\nvalues are terms, to be reduced over {', '.join(pending)}" if pending else ""
         axes.set_title(f"{when}: which ranks hold which part{terms}{_unseen(regions, dims)}", fontsize=10)
 
 
-def _unseen(regions: Regions, dims: list[int]) -> str:
+def _unseen(regions: Side, dims: list[int]) -> str:
     """Lines that say what a drawing of these dims doesn't show, each after a line break; empty if it shows all."""
     cut = [str(dim) for dim, order in enumerate(regions.orders) if order and dim not in dims]
-    empty = math.prod(regions.sizes) - sum(map(len, holders(regions).values()))
+    empty = math.prod(regions.sizes) - len({*itertools.chain(*holders(regions).values())})
     text = f"\nthese parts are cut along dim {joined(cut)} too, not shown" if cut else ""
     return text + (f"\n{counted(empty, 'rank')} without any" if empty else "")
 
 
-def _shown(*ends: Regions) -> list[int]:
+def _shown(*ends: Side) -> list[int]:
     """The dims to draw, at most two. Dims that are sharded come first."""
     cut = [dim for dim in range(len(ends[0].shape)) if any(end.orders[dim] for end in ends)]
     others = [dim for dim in range(len(ends[0].shape)) if dim not in cut]
     return sorted([*cut, *others][:2])
 
 
-def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]) -> None:
+def _boxes(axes: Axes, regions: Side, dims: list[int], ranks: tuple[int, ...]) -> None:
     """Draw the tensor as a rectangle, cut into the boxes that ranks hold, with their numbers."""
     rows, columns = [*(regions.shape[dim] for dim in dims), 1, 1][:2]
     parts: dict[tuple[int, int, int, int], list[int]] = {}
@@ -251,7 +249,7 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
 def _headline(plan: ShownPlan) -> str:
     """The title of a drawn plan: how many collectives, and what the busiest rank sends and gets."""
     if not plan.lines:
-        return f"torch_overlay: {plan.note or 'nothing to do, nothing is sent'}"
+        return textwrap.fill(f"torch_overlay: {plan.note or 'nothing to do, nothing is sent'}", 80)
     drawn = _collectives(plan)
     local = counted(len(plan.lines) - len(drawn), "local step")
     if not drawn:
@@ -277,12 +275,13 @@ def _plan(figure: Any, plan: ShownPlan, ask: Redistribution, columns: int) -> No
         panel.set_title("\n".join(lines), fontsize=9)
 
 
-def _nothing_sent(figure: Any, plan: ShownPlan, ask: Redistribution) -> None:
-    """Draw the mesh, with each rank in the colour of the part that it holds after. The question must have a target."""
-    assert ask.target is not None, "draw_plan() checked"
-    steps = [f"{line.name}: {line.why}" for line in plan.lines] or ["each rank holds what it needs already"]
+def _nothing_sent(figure: Any, plan: ShownPlan, ask: Redistribution, after: Side) -> None:
+    """Draw the mesh, with each rank in the colour of the part that it holds after."""
+    steps = [f"{line.name}: {line.why}" for line in plan.lines]
+    if not steps and not ask.refused:
+        steps = ["each rank holds what it needs already"]
     across = ask.sizes[-1] if ask.sizes else 1
-    parts = holders(ask.target).values()
+    parts = holders(after).values()
     color = {position: group_color(ask.ranks[owners[0]]) for owners in parts for position in owners}
     places = [(position % across, position // across) for position in range(len(ask.ranks))]
     axes = figure.subplots()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+from ..distributed.tensor._planner.boxes import Box
 from ..distributed.tensor._planner.cost import arriving, collectives, leaving
-from ..distributed.tensor._planner.regions import NotPlanned
+from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._planner.search import NAMES, flatten_call
 from ..distributed.tensor._planner.steps import (
     AllGather,
@@ -21,10 +23,11 @@ from ..distributed.tensor._planner.steps import (
     ReduceScatter,
     Step,
 )
-from ..distributed.tensor._runner.specs import into_terms, norm_ended, norm_made
+from ..distributed.tensor._runner.specs import into_terms, norm_ended, norm_made, read_cuts
+from ..transfers.pieces import runs_at, strided_cuts
 from . import stock, typed
 from .explanation import Explanation
-from .shown_plan import JointAxes, Redistribution, ShownPlan, ShownStep
+from .shown_plan import JointAxes, Redistribution, Several, ShownPlan, ShownStep, Side
 from .words import counted
 
 
@@ -35,7 +38,28 @@ def explained(question: Redistribution, source: DTensorSpec, target: DTensorSpec
         by_stock = stock.totals(source, target, flattened)
     except Exception:  # of any kind: torch refuses it, or has another planner on this release
         by_stock = None
+    question = replace(question, sides=(_side(source), _side(target)))
     return Explanation(question, _plan(question, tuple(source.placements), tuple(target.placements)), by_stock)
+
+
+def _side(spec: DTensorSpec) -> Side | None:
+    """Which boxes a picture shows of a tensor; None if they can't be read, or in two ways."""
+    shape, sizes = tuple(spec.shape), tuple(spec.mesh.shape)
+    try:
+        strided = strided_cuts(spec, "a tensor")
+        if strided is None:
+            cuts = read_cuts(spec.placements, spec.shard_order, len(shape), sizes)
+            is_strided = _StridedShard in map(type, spec.placements)
+            return cuts.on(shape, sizes) if is_strided else Regions(shape, sizes, cuts.orders, cuts.partial)
+    except (NotPlanned, ValueError):
+        return None
+    orders = tuple([tuple([cut.coordinate for cut in strided if cut.dim == dim]) for dim in range(len(shape))])
+
+    def boxes(coordinate: tuple[int, ...]) -> list[Box]:
+        runs = itertools.product(*runs_at(strided, shape, coordinate))
+        return [Box(tuple([run.offset for run in box]), tuple([run.length for run in box])) for box in runs]
+
+    return Several(shape, sizes, orders, boxes)
 
 
 def _plan(question: Redistribution, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> ShownPlan:

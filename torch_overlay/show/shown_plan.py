@@ -6,9 +6,11 @@ slowest rank is done. Times are estimates of the cost model. This file imports n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..distributed.tensor._planner.boxes import Box
 from ..distributed.tensor._planner.cost import Cost
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._planner.sizes import shared_plan
@@ -21,6 +23,20 @@ JointAxes = frozenset[tuple[int, ...]] | None  # the sets of axes that have a jo
 _HEADS = ("", "step", "over", "ranks", "then holds", "in", "out", "time")
 _RIGHT = (0, 3, 5, 6, 7)  # columns of numbers
 _UNDER = " " * 5  # where a step's name begins
+
+
+class Several(NamedTuple):
+    """A side on which ranks hold several boxes; with what a drawing of `Regions` reads. `boxes` gives those of a
+    coordinate."""
+
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+    orders: tuple[tuple[int, ...], ...]
+    boxes: Callable[[tuple[int, ...]], list[Box]]
+    pending: frozenset[int] = frozenset()
+
+
+Side = Regions | Several
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,7 @@ class Redistribution:
         groups: the sets of axes for which there is a group; None if there is one for each set.
         cost: how long a collective takes.
         named: False if the mesh has no names, and `names` are ours.
+        sides: what a picture shows before and after; None where nobody knows which part a rank holds.
     """
 
     words: tuple[str, str]
@@ -56,6 +73,7 @@ class Redistribution:
     groups: JointAxes
     cost: Cost
     named: bool = True
+    sides: tuple[Side | None, Side | None] = (None, None)
 
     @property
     def tensor(self) -> str:
