@@ -274,6 +274,10 @@ def tried_as_served(model: Any, shapes: dict[str, list[int]], config: Any) -> tu
     counts += f"{len(found.whole)} whole of {len(engine._metas)}" + (
         f", {len(found.skipped)} nowhere" if found.skipped else ""
     )
+    with engine._layout_of_loader():
+        shard = sum({id(param): param.nbytes for param in model.parameters()}.values())
+    into = found.nbytes("direct") + found.nbytes("whole")
+    counts += f", {into / shard:.2f} times the bytes of its shard"
     # W_ are parameters that latent attention makes itself.
     lost = [key for key, _ in model.named_parameters() if key in found.untouched and ".W_" not in key]
     return counts, problems + [f"nothing reaches {key}" for key in lost]

@@ -233,6 +233,8 @@ class VllmCases:
                 parallel_config=ranks, model_config=types.SimpleNamespace(quantization=quantization)
             )
             about = (ranks, model) if version == "0.24" else (config, torch.device("cpu"), model)
+            if has_layouts:
+                importlib.import_module("torch_overlay.integrations.vllm.worker").STAGE = 500  # else all come in one
             engine = self._made("WeightTransferEngineFactory")(None, *about)
             if has_layouts:
                 as_served(model)

@@ -259,6 +259,10 @@ class Landings:
         """The tensors that the loader was asked for, in the order given."""
         return self._tensors
 
+    def loaded(self, module: torch.nn.Module) -> list[torch.Tensor]:
+        """The parameters and buffers of a module in the loader's layout, as they were when it was asked."""
+        return self._memory.tensors_of(module)
+
     @property
     def whole_storages(self) -> set[int]:
         """The storages of the model (see `storages`) that tensors which come whole are written to, or may be."""

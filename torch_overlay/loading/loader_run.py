@@ -625,6 +625,10 @@ class ModelMemory:
                 if tensor.is_meta:
                     self.homes_on_meta.setdefault(storage_of(tensor), set()).add(name)
 
+    def tensors_of(self, module: torch.nn.Module) -> list[torch.Tensor]:
+        """Return the parameters and buffers that a module had when this was made."""
+        return [slot.data for slot in self._slots if slot.module is module]
+
     def siblings(self, storages: set[int]) -> set[int]:
         """Return all storages of those modules that have at least one of these storages."""
         return set().union(*[own for own in self._modules.values() if own & storages])

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.torch_overlay")  # vLLM shows what goes to loggers below its own
 _REFUSED = "A round of weights was refused, and the server keeps those that it has"
+STAGE = 32 << 20  # bytes of layers that come together, since each stage costs some milliseconds beside its bytes
 _HALF = "A round of weights isn't in use everywhere: send again"
 
 
@@ -235,13 +236,18 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Make the transfer into the present landings, in place of the former one, which is closed. Collective over all
         trainers and workers."""
         found: Any = self._found
-        stages = [
-            (names, partial(self._at_stage, modules, make))
-            for (_, modules), (names, make) in zip(found.groups, found.stages(self._process))
-        ]
+        stages: list[tuple[list[str], list[Callable[[dict[str, Any]], None]]]] = []
+        size = STAGE
+        for (_, modules), (names, make) in zip(found.groups, found.stages(self._process)):
+            if size >= STAGE:
+                stages.append(([], []))
+                size = 0
+            size += sum([param.nbytes for module in modules.values() for param in found.loaded(module)])
+            stages[-1][0].extend(names)
+            stages[-1][1].append(partial(self._at_stage, names, modules, make))
         with torch.device(self.device):
             made = torch_overlay.Transfer(
-                None, found.target(), group=self._place, strict=False, stages=stages, **self._options
+                None, found.target(), group=self._place, strict=False, stages=together(stages), **self._options
             )
         if self._transfer is not None:
             self._transfer.close()
@@ -444,9 +450,14 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._layouts.process(module, served_by(module))  # type: ignore[union-attr]
 
     def _at_stage(
-        self, modules: dict[str, torch.nn.Module], make: Callable[[dict[str, Any]], None], tensors: dict[str, Any]
+        self,
+        names: Sequence[str],
+        modules: dict[str, torch.nn.Module],
+        make: Callable[[dict[str, Any]], None],
+        tensors: dict[str, Any],
     ) -> None:
         """Serve, or compare, what the slices of some layers make."""
+        tensors = {name: tensors[name] for name in names}
         self._served = {name: served_by(module) for name, module in modules.items()}
         with torch.device(self.device), torch.inference_mode(self._is_inference):
             if self._compared is None:
@@ -643,6 +654,18 @@ def options_of(init_info: InitInfo) -> dict[str, Any]:
 def worker_number(parallel: Any) -> int:
     """Return the number of this worker among the workers of all data-parallel replicas, from 0."""
     return int(parallel.data_parallel_index * parallel.world_size + parallel.rank)
+
+
+def together(
+    stages: Iterable[tuple[list[str], list[Callable[[dict[str, Any]], None]]]],
+) -> list[tuple[list[str], Callable[[dict[str, Any]], None]]]:
+    """Return stages of which each calls several functions, one after the other."""
+
+    def call(functions: Sequence[Callable[[dict[str, Any]], None]], tensors: dict[str, Any]) -> None:
+        for function in functions:
+            function(tensors)
+
+    return [(names, partial(call, functions)) for names, functions in stages]
 
 
 def tied_parameters(model: torch.nn.Module) -> set[int]:
