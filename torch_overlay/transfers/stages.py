@@ -39,12 +39,20 @@ class Stage:
 
     def finish(self, device: torch.device, is_copied: bool) -> None:
         """Call the user's function. It may write into what it gets: with `is_copied`, into copies."""
-        memory = {key: storage.clone() for key, storage in self._memory.items()} if is_copied else self._memory
+        memory = self._memory
+        if is_copied:
+            memory = {each: torch.UntypedStorage(one.nbytes(), device=device) for each, one in self._memory.items()}
+            flat = [[_bytes(storage) for storage in some.values()] for some in (memory, self._memory)]
+            torch._foreach_copy_(*flat)
         self._finish({name: _given(self.leaves[name], memory, device) for name in self.names})
 
     def free(self) -> None:
         """Let go of the memory."""
         self._memory = {}
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload,no-any-return]
 
 
 def _given(leaf: Any, memory: dict[int, torch.UntypedStorage], device: torch.device) -> Any:
