@@ -13,29 +13,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 _RELOAD = "vllm.model_executor.model_loader.reload"
-_NEEDED = {
-    "layerwise": ("get_layerwise_info", "_layerwise_process", "_get_original_loader", "is_deferred_attention_layer"),
-    "meta": ("restore_layer_on_meta", "to_meta_tensor"),
-}
 
 
 class Layouts:
     """What is used of vLLM's reload. Raises an ImportError or an AttributeError where a vLLM lacks some of it."""
 
     def __init__(self) -> None:
-        found = {
-            name: getattr(importlib.import_module(f"{_RELOAD}.{module}"), name)
-            for module, names in _NEEDED.items()
-            for name in names
-        }
-        self._info, self._process = found["get_layerwise_info"], found["_layerwise_process"]
-        self._loader_of, self._to_meta = found["_get_original_loader"], found["to_meta_tensor"]
-        self._restore, self.is_deferred = found["restore_layer_on_meta"], found["is_deferred_attention_layer"]
+        steps: Any = importlib.import_module(f"{_RELOAD}.layerwise")
+        meta: Any = importlib.import_module(f"{_RELOAD}.meta")
+        self._info, self._process, self._loader_of = (
+            steps.get_layerwise_info,
+            steps._layerwise_process,
+            steps._get_original_loader,
+        )
+        self._restore, self._to_meta = meta.restore_layer_on_meta, meta.to_meta_tensor
+        # Attention, whose own weights are made at the end of a reload. Up to 0.30 its classes are named there.
+        is_deferred = getattr(steps, "is_deferred_attention_layer", None)
+        kinds = () if is_deferred is not None else (steps.Attention, steps.MLAAttention)
+        self.is_deferred: Callable[[torch.nn.Module], bool] = is_deferred or (lambda layer: isinstance(layer, kinds))
         # Tensors that loaders read, such as maps of experts.
-        self._kept = getattr(importlib.import_module(f"{_RELOAD}.meta"), "SKIP_LOAD_TENSORS", {"_expert_map"})
+        self._kept = getattr(meta, "SKIP_LOAD_TENSORS", {"_expert_map"})
         self._biases: dict[tuple[torch.nn.Module, str], torch.Tensor] = {}  # on meta
 
     def has(self, module: torch.nn.Module) -> bool:
