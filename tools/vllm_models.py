@@ -283,7 +283,7 @@ def tried_as_served(model: Any, shapes: dict[str, list[int]], config: Any) -> tu
     into = found.nbytes("direct") + found.nbytes("whole")
     counts += f", {into / shard:.2f} times the bytes of its shard"
     # W_ are parameters that latent attention makes itself, and scales of attention have a value without a checkpoint's.
-    own = re.compile(r"\.W_|\.attn\._[kv]_scale")
+    own = re.compile(r"\.W_|\.attn\._[qkv]_scale")
     lost = [key for key, _ in model.named_parameters() if key in found.untouched and not own.search(key)]
     return counts, problems + [f"nothing reaches {key}" for key in lost]
 
