@@ -200,7 +200,7 @@ class StageCases:
                 torch_overlay.Transfer(None, on, stages=groups)
         got = []
         take = lambda tensors: got.append([each.sum() for each in tensors.values()])
-        with make(on, [(["a", "b"], take)]) as transfer:
+        with make(on, [(["a", "b"], take)], changes=True) as transfer:
             with self.assertRaisesRegex(
                 ValueError, "rank 7: gets 'a' without 'b', and both are in one group of stages="
             ):
