@@ -8,6 +8,7 @@
     python tools/bench.py changes                bytes and time where 0.1 to 100 % of the elements changed
     python tools/bench.py relay                  each element leaves the trainers once: bytes, and time beside without
     python tools/bench.py hosts                  between hosts: weights beside a loop by hand, and redistributions
+    python tools/bench.py joining                a server that joins: seconds to its first values, and the trainers' run
     python tools/bench.py checkpoint             a checkpoint into shards, beside DCP's reader and transformers
     python tools/bench.py full_state             a model's full state dict by an unmodified program, on stock and by run
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
@@ -31,8 +32,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 
 from benchmarks import report, table  # noqa: E402
 
-BENCHES = ("mesh", "groups", "plans", "redistribute", "weights", "changes", "relay", "hosts", "checkpoint")
-BENCHES += ("full_state", "memory", "overhead")
+BENCHES = ("mesh", "groups", "plans", "redistribute", "weights", "changes", "relay", "hosts", "joining")
+BENCHES += ("checkpoint", "full_state", "memory", "overhead")
 
 
 def parse() -> argparse.Namespace:

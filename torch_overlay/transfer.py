@@ -162,7 +162,6 @@ class Transfer:
         self._names, self._progress, self._at_least, self.budget = names, progress, at_least, options.budget
         self._trees: list[Any] = []  # at an open place: what the Transfer is made of anew
         self._fleet: Fleets | None = None
-        self._runs = 0  # so many began, or were refused
         self.joined: tuple[str, ...] = ()
         self.gone: tuple[Gone, ...] = ()
         fleet = getattr(group, "fleet", None)
@@ -201,7 +200,7 @@ class Transfer:
         """Set `joined` and `gone`, and raise if too few servers are left."""
         if self._fleet is not None:
             fleet = self._fleet.fleet
-            self.joined, self.gone = tuple([unit.name for unit in fleet.joined]), tuple(fleet.gone)
+            self.joined, self.gone = fleet.changes()
             if len(fleet.units) < self._at_least and self._fleet.is_trainer:
                 left = ", ".join(repr(unit.name) for unit in fleet.units) or "none"
                 raise RuntimeError(
@@ -305,7 +304,6 @@ class Transfer:
     ) -> Callable[[Callable[[], None]], object]:
         """Check this rank's tensors for a run. Returns a function that does the run, and calls the function that it is
         given when no source is read any more."""
-        self._runs += 1
         first = self._one_run(only, version, check, async_op, snapshot)
         fleets = self._fleet
         if fleets is None:
@@ -313,24 +311,20 @@ class Transfer:
 
         def job(sent: Callable[[], None]) -> None:
             from .errors import TransferFailed
-            from .transfers.run import AGAIN, RAN
+            from .transfers.run import NEWS, Unfit
 
-            run, lost = first, dict[int, str]()
-            fleets.fleet.begin()
+            run = first
+            fleets.fleet.check_in()
             while True:
+                lost: Mapping[int, str] = {}
                 try:
-                    ended = run(sent)
-                    if ended == RAN:
+                    if run(sent) != NEWS:
                         break
-                    if ended == AGAIN:
-                        run = self._one_run(only, version, check, async_op, snapshot)
-                        continue
-                    lost = {}
-                except TransferFailed as error:
-                    lost = {**fleets.lost(error)}
-                before = self._state
-                self._adopt(fleets.remake(before, lost))
-                self._state.version, self._state.stats = before.version, before.stats
+                except (TransferFailed, Unfit) as error:
+                    if fleets.is_left_out(self._state):
+                        break
+                    lost = fleets.lost(error)
+                self._adopt(fleets.remake(self._state, lost))
                 run = self._one_run(only, version, check, async_op, snapshot)
             self._note_changes()
 
@@ -341,7 +335,7 @@ class Transfer:
     ) -> Callable[[Callable[[], None]], str]:
         """Check this rank's tensors for a run. Returns a function that does the run, as `Run.go`."""
         from .distributed._torch import span
-        from .transfers.run import NEWS, RAN, Run
+        from .transfers.run import NEWS, RAN, Run, RunReport, checked_names
 
         fleets = self._fleet
         if fleets is not None and not fleets.fleet.units:
@@ -357,10 +351,11 @@ class Transfer:
         if not self.traffic:
             return lambda sent: RAN
         with self._telling_interrupts():
-            run = Run.check(self._state, only, version, check, async_op, snapshot)
-            if fleets is not None and fleets.is_trainer:
-                run.report = run.report._replace(number=self._runs)
-            if async_op:
+            if self._state.is_stale:
+                run = Run(self._state, RunReport([], *checked_names(only)[:1], version, check, async_op, is_news=True))
+            else:
+                run = Run.check(self._state, only, version, check, async_op, snapshot)
+            if async_op and not self._state.is_stale:
                 run.hold()
 
         def job(sent: Callable[[], None]) -> str:
@@ -428,7 +423,7 @@ class Transfer:
 
         self._take_turn()
         try:
-            fleets, self._runs = self._fleet, self._runs + 1
+            fleets = self._fleet
             if fleets is not None and not fleets.fleet.units and fleets.has_news():
                 self._adopt(fleets.remake(self._state, {}))
             if self.traffic:
@@ -443,12 +438,12 @@ class Transfer:
         """Use the tensors of these trees from now on, in place of those given before. A side that is None stays.
 
         Not collective: a rank calls it between two runs, and it waits for a run that still goes on. The tensors have
-        the names, shapes, types, devices and placements of those before. On a rank that has no part in the Transfer it
-        does nothing.
+        the names, shapes, types, devices and placements of those before; at an open place, they needn't: the next run
+        then makes the Transfer anew. On a rank that has no part in the Transfer it does nothing.
 
         Raises:
             ValueError: a tensor is missing, is one too many, or doesn't fit, or targets share memory; names it. Nothing
-                was changed.
+                was changed. At an open place the next run raises it.
             TypeError: something in a tree is no tensor that can be moved. Nothing was changed.
             RuntimeError: the Transfer is closed.
         """
@@ -461,28 +456,36 @@ class Transfer:
         with self._running:
             if self._is_closed:
                 raise RuntimeError(CLOSED)
+            trees = [old if new is None else new for old, new in zip(self._trees, (source, target))]
             if not self.traffic:
+                self._trees = trees
                 return
             moves, place = self._state.agreement.moves, self._state.agreement.place
             before, stages = (self._state.sources, self._state.targets), self._state.stages
             on_meta = () if stages is None else stages.by_name
-            given: list[dict[str, Given] | None] = [
-                None if source is None else own_tensors(source, SIDES[0], self._names),
-                None if target is None else own_tensors(target, SIDES[1], on_meta=on_meta),
-            ]
-            bound = [
-                old if tensors is None else rebind_side(side, tensors, moves, place, old, stages)
-                for side, tensors, old in zip(SIDES, given, before)
-            ]
-            locals_ = [[tensor and tensor.local for tensor in side] for side in bound]
-            problems = memory_problems(self._state, shared_memory(self._state.agreement.own, *locals_, *bound))
-            if problems:
-                raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
+            try:
+                given: list[dict[str, Given] | None] = [
+                    None if source is None else own_tensors(source, SIDES[0], self._names),
+                    None if target is None else own_tensors(target, SIDES[1], on_meta=on_meta),
+                ]
+                bound = [
+                    old if tensors is None else rebind_side(side, tensors, moves, place, old, stages)
+                    for side, tensors, old in zip(SIDES, given, before)
+                ]
+                locals_ = [[tensor and tensor.local for tensor in side] for side in bound]
+                problems = memory_problems(self._state, shared_memory(self._state.agreement.own, *locals_, *bound))
+                if problems:
+                    raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
+            except ValueError:
+                if self._fleet is None:
+                    raise
+                self._trees, self._state.is_stale = trees, True
+                return
             if target is not None and stages is not None:
                 stages.see(leaves(target, is_pieces))
                 self._state.needs_whole = bool(self._state.options.changes)
             self._state.sources, self._state.targets = bound
-            self._trees = [old if new is None else new for old, new in zip(self._trees, (source, target))]
+            self._trees = trees
             self._state.last_runs = {}
 
     def forget(self) -> None:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 import forks
-from fleet_ranks import TIMEOUT, Trainer, serve
+from fleet_ranks import ROWS, TIMEOUT, Trainer, come_and_go, serve
 from torch_overlay.testing.pool import Pool, context
 from width import NIGHTLY
 
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such 
 class Fleet:
     """Two trainers, and the servers that a test starts."""
 
-    def __init__(self, folder):
-        self.address, self.folder = f"tcp://127.0.0.1:{forks.free_port()}", folder
+    def __init__(self, folder, rows):
+        self.address, self.folder, self.rows = f"tcp://127.0.0.1:{forks.free_port()}", folder, rows
         self.context = context(forks.PRELOADED)
         # A queue for each server: one that is killed while it writes would block all others.
         self.events, self.servers, self.all = {}, {}, []
-        self.trainers = Pool(2, Trainer, self.address, str(folder), timeout=60, preload=forks.PRELOADED)
+        self.trainers = Pool(2, Trainer, self.address, str(folder), rows, timeout=60, preload=forks.PRELOADED)
 
     def start(self, name, size=1, **more):
         """Start a server, and wait until it has joined."""
@@ -31,7 +31,7 @@ class Fleet:
             self.context.Process(
                 target=serve,
                 args=(name, rank, size, self.address, str(self.folder), self.events[name], len(self.all)),
-                kwargs=more,
+                kwargs={"rows": self.rows, **more},
             )
             for rank in range(size)
         ]
@@ -48,7 +48,7 @@ class Fleet:
         """Run, and check that just these servers, each with so many ranks, have this version's values."""
         for said in self.trainers.ask("step", version, in_background):
             assert (said[0], sorted(said[1]), said[2]) == (sorted(joined), sorted(gone), version), said
-            assert said[3] < TIMEOUT + 5 + 2
+            assert said[3] < max(len(gone), 1) * (TIMEOUT + 5) + 4  # this machine may be busy
         for name, size in servers.items():
             heard = sorted([self.hear(name) for _ in range(size)])
             assert heard == [(name, rank, version, {float(version)}) for rank in range(size)]
@@ -66,8 +66,8 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path):
-    fleet = Fleet(tmp_path)
+def fleet(tmp_path, request):
+    fleet = Fleet(tmp_path, getattr(request, "param", ROWS))
     yield fleet
     fleet.close()
 
@@ -76,18 +76,18 @@ def test_servers_come_and_go(fleet):
     assert fleet.trainers.ask("make") == [(), ()]
     fleet.step(1, {})
     fleet.start("a")
-    fleet.start("b", 2)
+    fleet.start("b", 2, rebinds_after=2)  # tensors cut otherwise, for which the Transfer is made anew
     fleet.step(2, {"a": 1, "b": 2}, joined="ab")
     fleet.step(3, {"a": 1, "b": 2}, in_background=True)
-    # What nobody has changed costs no message more.
-    assert {each[1] for each in fleet.trainers.ask("messages")} == {0}
+    # Where nobody came or left a run costs no message more: the reports are gathered, as always, and nobody meets.
+    assert {tuple(each) for each in fleet.trainers.ask("messages")} == {(1, 0)}
     for name in "abb":
         fleet.hear(name)
     # Dead between two runs, and back by its name.
     fleet.signal("a", signal.SIGKILL)
     fleet.step(4, {"b": 2}, gone="a")
     fleet.start("a")
-    fleet.start("c", dies_at=3)
+    fleet.start("c", fault=("middle", "kill", 1))
     fleet.step(5, {"a": 1, "b": 2, "c": 1}, joined="ac")
     # Dead within a run, of which some exchanges are over: the others have all of it.
     fleet.step(6, {"a": 1, "b": 2}, gone="c")
@@ -97,7 +97,7 @@ def test_servers_come_and_go(fleet):
     fleet.signal("a", signal.SIGCONT)
     assert "no answer any more from rank 5" in fleet.hear("a")[2]
     # One whose own run fails is dropped, and says why.
-    fleet.start("e", raises_at=2)
+    fleet.start("e", fault=("middle", "raise", 0))
     fleet.step(75, {"b": 2}, joined="e", gone="e")
     assert "no more of that" in fleet.hear("e")[2]
     # One that leaves by close().
@@ -108,48 +108,98 @@ def test_servers_come_and_go(fleet):
 
 
 def test_who_does_not_fit_is_refused(fleet):
+    """It gets the error itself, and the others go on: at the door, and in a later run."""
     fleet.trainers.ask("make")
     fleet.start("a")
-    (said,) = fleet.start("stranger", key="other")
-    assert said == "joined"
-    (said,) = fleet.start("nobody", key=None)
-    fleet.start("odd", shape=(8, 4))
-    for said in fleet.trainers.ask("step", 1):
-        assert (said[0], said[2]) == (["a"], 1)
-    assert fleet.hear("a")[2:] == (1, {1.0})
+    assert fleet.start("stranger", key="other") == fleet.start("nobody", key=None) == {"joined"}
+    fleet.start("odd", rows=8)
+    fleet.step(1, {"a": 1}, joined="a", gone=["odd"])
     assert "key" in fleet.hear("stranger")[2]
     assert "it hasn't the key that the trainers have" in fleet.hear("nobody")[2]
     assert "'a' has shape (4096, 4) in the source and (8, 4) in the target" in fleet.hear("odd")[2]
-    fleet.step(2, {"a": 1})
+    fleet.start("tight", budget=1)
+    fleet.start("c", 2, breaks_after=3)
+    # A budget of which all ranks together find that it is too small costs all newcomers of the moment.
+    fleet.step(2, {"a": 1}, joined=["tight", "c"], gone=["tight", "c"])
+    assert "A budget of 1 bytes is too small" in fleet.hear("tight")[2]
+    assert all("A budget of 1 bytes is too small" in fleet.hear("c")[2] for _ in range(2))
+    fleet.start("c", 2, breaks_after=3)
+    fleet.step(3, {"a": 1, "c": 2}, joined="c")
+    fleet.step(4, {"a": 1}, gone="c")
+    for _ in range(2):
+        assert "goes on without servers that can't run: rank 9: the target 'a' needs " in fleet.hear("c")[2]
+    fleet.step(5, {"a": 1})
+
+
+@pytest.mark.parametrize("fleet", [1 << 16], indirect=True)
+def test_newcomers_alone_get_everything_whole(fleet):
+    """Also where all of it is cut into more exchanges than before, and large pieces become small ones."""
+    sent, size = [], 2 * fleet.rows * 16
+    fleet.trainers.ask("make", True)
+    fleet.start("a", changes=True)
+    for version, servers, joined, gone in (
+        (1, {"a": 1}, "a", ""),
+        (2, {"a": 1}, "", ""),
+        (3, {"a": 1, "b": 2}, "b", ""),
+        (4, {"b": 2}, "", "a"),
+        (5, {"b": 2, "c": 1}, "c", ""),
+    ):
+        if joined == "b":
+            fleet.start("b", 2, changes=True, spoils_after=4)
+        if joined == "c":  # meanwhile b has written into its targets
+            fleet.start("c", changes=True)
+        if gone:
+            fleet.signal("a", signal.SIGKILL)
+        fleet.step(version, servers, joined, gone)
+        sent.append(sum(fleet.trainers.ask("sent_bytes")))
+    assert size <= sent[0] < size + 1000 and 3 * sent[1] < size
+    assert abs(sent[2] - sent[1] - size) < 1000
+    assert abs(sent[3] - sent[1]) < 1000
+    assert abs(sent[4] - 2 * size) < 1000
 
 
 def test_trainers_that_are_apart(fleet):
-    """Nobody gets one trainer's part of a version and another's of the next."""
+    """One trainer's connections break when the other one has ended the run, and waits for it in the program. Nobody
+    gets one trainer's part of a version and another's of the next."""
     fleet.trainers.ask("make")
     fleet.start("a")
-    fleet.step(1, {"a": 1}, joined="a")
-    fleet.trainers.ask("step_apart", 3)
-    assert fleet.hear("a")[2:] == (None, {3.0})
-    fleet.step(4, {"a": 1})
+    fleet.start("b")
+    fleet.step(1, {"a": 1, "b": 1}, joined="ab")
+    fleet.trainers.tell("step_apart", 2)
+    for name in "ab":
+        assert fleet.hear(name)[2:] == (2, {2.0})
+    fleet.signal("a", signal.SIGKILL)
+    said = fleet.trainers.answers("step_apart")
+    assert [said[rank][2] for rank in range(2)] == [1, 2], said
+    fleet.step(3, {"b": 1}, gone="a")
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="a long search: TORCH_OVERLAY_NIGHTLY=1")
 @pytest.mark.parametrize("seed", range(20))
 def test_random_fleets(fleet, seed):
-    """Ten runs each, before which servers are started, killed, stopped, closed or started again."""
-    rng, there, leaving = random.Random(seed), {}, {}
-    fleet.trainers.ask("make")
+    """Ten runs each, before or in which servers are started, killed, stopped, closed or started again; in one of ten
+    runs two at once."""
+    rng, there, leaving, faults = random.Random(seed), {}, {}, {}
+    changes = seed % 2 == 1
+    fleet.trainers.ask("make", changes)
     for version in range(1, 11):
         joined, gone = [], sorted(leaving)
         there = {name: size for name, size in there.items() if name not in leaving}
         leaving = {}
-        for name in "abcd":
-            what = rng.choice(("nothing", "nothing", "start", "kill", "stop"))
+        two = rng.sample("abcdef", 2) if rng.random() < 0.1 else ()
+        for name in "abcdef":
+            what = "kill" if name in two else rng.choice(("nothing", "nothing", "nothing", "start", "kill", "stop"))
             if what == "start" and name not in there:
                 if gone == [name]:
                     continue  # its former self is still to be dropped
-                size, leaves = rng.randint(1, 2), rng.random() < 0.2
-                fleet.start(name, size, leaves_after=version if leaves else None)
+                size, leaves, in_run = rng.randint(1, 2), rng.random() < 0.2, rng.randint(0, 2)
+                phase = rng.choice(("meeting", "planning")) if in_run == 0 and rng.random() < 0.5 else None
+                fault = phase or rng.choice(("first", "middle", "last")), rng.choice(("kill", "stop")), in_run
+                if leaves or rng.random() < 0.5:
+                    fault = None, None, None
+                else:
+                    faults[name] = version + in_run
+                fleet.start(name, size, leaves_after=version if leaves else None, changes=changes, fault=fault)
                 joined.append(name)
                 there[name] = size
                 leaving |= {name: size} if leaves else {}
@@ -157,4 +207,28 @@ def test_random_fleets(fleet, seed):
                 fleet.signal(name, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
                 gone.append(name)
                 del there[name]
+                faults.pop(name, None)
+        for name in [name for name, at in faults.items() if at == version]:
+            gone.append(name)
+            del there[name], faults[name]
         fleet.step(version, there, joined, gone, in_background=rng.random() < 0.3)
+    assert fleet.trainers.ask("end") == [[]] * 2
+    for name in there.keys() - leaving.keys():
+        for process in fleet.servers[name]:
+            process.join(TIMEOUT + 5 + 2)
+            assert process.exitcode == 0
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="minutes: TORCH_OVERLAY_NIGHTLY=1")
+def test_nothing_stays_of_servers_that_left(fleet):
+    """Of 500 that come and go, after the first 50."""
+    fleet.trainers.ask("make")
+    fleet.trainers.timeout = 3600
+    servers = fleet.context.Process(target=come_and_go, args=(fleet.address, 500))
+    fleet.all.append(servers)
+    servers.start()
+    for first, last in fleet.trainers.ask("follow", 500):
+        print(first, last)
+        assert last[0] - first[0] < 8 << 20
+        assert last[1] <= first[1] + 2
+        assert last[2] <= first[2] + 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
 import time
 from collections.abc import Sequence
@@ -14,8 +15,7 @@ from .processes import World
 WEIGHTS = 300
 ROUNDS = 3  # of a loop and a Transfer
 EVERY = 100  # one element in so many changes, where only what changed is sent
-TIMEOUT = 4.0  # seconds that the ranks of the second panel wait for a killed one
-KILLED = 2  # this rank, of three
+TIMEOUT = 4.0  # seconds that the trainer of the second panel waits for a killed server
 LONGEST = 16  # elements of the longest vector that is gathered
 PATIENCE = 20.0  # seconds until a rank that waits must have said why
 STEPS = 2 + 2 * ROUNDS + 1 + 2 + 5 + 2  # of the progress bar, in all panels
@@ -105,29 +105,50 @@ def _only_changes(changes: Sequence[dict[str, int]]) -> str:
 
 
 def killed(screen: Screen, device: str = "cpu") -> dict[str, Any]:
-    """Kill a server between two runs of a Transfer with a timeout, and see what the others say. Returns the figures
-    that `show_killed` prints. Raises as `World.ask`."""
+    """Kill a server between two runs of a trainer with two servers, and start it again. All are on the CPU, since ranks
+    of a place can't share a GPU. Returns the figures that `show_killed` prints. Raises as `World.ask`."""
     screen.now("starting a trainer and two servers")
-    with World("killed", "KilledRank", 3, overlay=False, device=device) as world:
-        world.enter()
-        world.ask("build")
+    with socket.socket() as listens:
+        listens.bind(("127.0.0.1", 0))
+        port = listens.getsockname()[1]
+
+    def world(kind: str) -> World:
+        return World("killed", kind, 1, overlay=False)
+
+    def run(**servers: World) -> dict[str, Any]:
+        """A run of the trainer with these servers: its seconds, who came and went, and each server's version."""
+        for server in servers.values():
+            server.tell("run")
+        (said,) = trainer.ask("run")
+        return {**said, "versions": {name: server.answers("run")[0] for name, server in servers.items()}}
+
+    with world("TrainerRank") as trainer, world("ServerRank") as one, world("ServerRank") as two:
+        trainer.ask("open", port)
+        one.ask("come", port, "one")
+        two.ask("come", port, "two")
+        figures = {"timeout": TIMEOUT, "first": run(one=one, two=two)}
         screen.advance()
-        screen.now(f"killing rank {KILLED}, and running the Transfer on the others")
-        world.processes[KILLED].kill()
-        errors = dict(enumerate(world.ask("run", ranks=range(KILLED))))
+        screen.now("killing the server two, and running on")
+        two.processes[0].kill()
+        figures["killed"] = run(one=one)
+        screen.now("starting it again")
+        two.close(force=True)
+        with world("ServerRank") as again:
+            again.ask("come", port, "two")
+            figures["back"] = run(one=one, two=again)
         screen.advance()
-        world.close(force=True)  # a world that lacks a rank can't be left
-    return {"timeout": TIMEOUT, "killed": KILLED, "errors": errors}
+    return figures
 
 
 def show_killed(figures: dict[str, Any], width: int) -> list[str]:
     """Return the lines of the second panel, a server that is killed."""
-    lost, timeout = figures["killed"], figures["timeout"]
-    title = f"Rank 0 trains, ranks 1 and 2 serve, timeout={timeout:g}. Rank {lost} is killed; the others call run()."
-    lines = _headed("2. A server that is killed", title, width)
-    for rank, (seconds, error) in figures["errors"].items():
-        text = f"rank {rank}, after {seconds:.1f} s: {error or 'no error'}"
-        lines += styled(wrapped(text, "  ", width), "good" if f"rank {lost}" in error else "yellow")
+    title = "A trainer and the servers one and two, at an open place. Two is killed, and then started again."
+    lines = _headed("2. A server that is killed, and comes back", title, width)
+    for step, text in {"killed": "two was killed", "back": "two joined again"}.items():
+        said = figures[step]
+        changed = f"joined: {', '.join(said['joined']) or 'none'}; gone: {', '.join(said['gone']) or 'none'}"
+        has = ", ".join(f"{name} has version {version}" for name, version in said["versions"].items())
+        lines += styled(wrapped(f"{text}: run() took {said['seconds']:.1f} s. {changed}. {has}.", "  ", width), "good")
     return lines
 
 

@@ -194,24 +194,41 @@ def written() -> int | None:
         return None
 
 
-class KilledRank(Rank):
-    """Rank 0 trains and the others serve; one of them is killed between two runs."""
+class TrainerRank(Rank):
+    """A trainer whose servers come and go. It has no torch.distributed world."""
 
-    def build(self) -> None:
-        """Make the weights and the Transfer, and bring them over once."""
-        weights = {"w": torch.full(SHAPE, float(self.rank))}
-        sides = (weights, None) if self.rank == 0 else (None, weights)
-        self.sync = torch_overlay.Transfer(*sides, timeout=TIMEOUT)
+    def open(self, port: int) -> None:
+        """Open a place, and make the Transfer into whoever comes there."""
+        self.weights, self.version = {"w": torch.zeros(SHAPE)}, 0
+        self.place = torch_overlay.meet(f"tcp://{LOOPBACK}:{port}", rank=0, world_size=1, timeout=TIMEOUT, open=True)
+        self.sync = torch_overlay.Transfer(self.weights, None, group=self.place)
+
+    def run(self) -> dict[str, Any]:
+        """Bring the next version over. Returns the seconds, and who came and went."""
+        self.version += 1
+        self.weights["w"].fill_(self.version)
+        start = time.perf_counter()
+        self.sync.run(version=self.version)
+        gone = [gone.name for gone in self.sync.gone]
+        return {"seconds": time.perf_counter() - start, "joined": [*self.sync.joined], "gone": gone}
+
+
+class ServerRank(Rank):
+    """A server that joins a trainer."""
+
+    def come(self, port: int, name: str) -> None:
+        """Join, so that the trainer's next run waits for this server."""
+        self.weights: dict[str, torch.Tensor] = {"w": torch.zeros(SHAPE)}
+        self.place = torch_overlay.join(f"tcp://{LOOPBACK}:{port}", name=name, timeout=60)
+        self.place.fleet.knock()  # type: ignore[union-attr]
+        self.sync: torch_overlay.Transfer | None = None
+
+    def run(self) -> int | None:
+        """Take the next version. Returns it; None if a weight isn't of this version."""
+        if self.sync is None:
+            self.sync = torch_overlay.Transfer(None, self.weights, group=self.place)
         self.sync.run()
-
-    def run(self) -> tuple[float, str]:
-        """Bring the weights over again. Returns the seconds, and the error; empty if there was none."""
-        start, message = time.perf_counter(), ""
-        try:
-            self.sync.run()
-        except RuntimeError as error:
-            message = str(error)
-        return time.perf_counter() - start, message
+        return self.sync.version if (self.weights["w"] == self.sync.version).all() else None
 
 
 class MeshRank(Rank):

@@ -10,11 +10,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
+import secrets
 import time
+from collections import deque
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..distributed._mesh.text import of_ranks
+from .long_waits import LAST_MEETING
 from .watch import in_time
 
 if TYPE_CHECKING:
@@ -27,7 +31,11 @@ if TYPE_CHECKING:
 
 LEAVING = 2.0  # seconds that a store gets to hear that a server leaves
 LOOK = 0.05  # seconds between two looks at the store
-CLAIMED = "claimed"  # a unit all of whose ranks are there
+CLAIMED, LEFT, REFUSED = "claimed", "left", "refused"  # what becomes of a unit: it is complete, ...
+READY = "ready"  # counts its ranks that make their Transfer
+LATEST = "epochs"  # how many there were
+logger = logging.getLogger(__name__)
+KEPT = 16  # epochs that stay in the store, for ranks that are slow
 
 
 class Unit(NamedTuple):
@@ -72,18 +80,18 @@ class Fleet:
         store: of the place.
         seal: signs what is written there; None without a key.
         trainers: how many ranks the place has beside its units.
-        rank: this one; rank 0 decides.
+        rank: this one; rank 0 decides. None on a server, which has none before `join`.
         timeout: for how long a rank waits for rank 0.
 
     Attributes:
         trainers: as given.
         units: those that are there.
         tag: of the present epoch, in the names of its meetings and groups.
-        joined, gone: since the last call of `begin`.
+        joined, gone: since the last call of `changes`.
         is_used: whether there is a Transfer. A second one would miss who came for the first.
     """
 
-    def __init__(self, store: Store, seal: Seal | None, trainers: int, rank: int, timeout: timedelta) -> None:
+    def __init__(self, store: Store, seal: Seal | None, trainers: int, rank: int | None, timeout: timedelta) -> None:
         self._store, self._seal, self._timeout = store, seal, timeout
         self._unit = 0  # the number of this rank's unit; 0 on a trainer
         self.trainers, self._rank = trainers, rank
@@ -91,21 +99,38 @@ class Fleet:
         self.joined: list[Unit] = []
         self.gone: list[Gone] = []
         self._epoch, self._door, self.tag = 0, -1, ""
-        self._dropped: dict[int, str] = {}
-        self.is_used = self._has_left = False
+        # On rank 0: the units that came and weren't dropped, by number, None if one isn't complete; why others were, in
+        # this epoch; how many came; and for each of the last epochs the keys, or what they begin with, that nobody
+        # needs KEPT epochs later.
+        self._known: dict[int, Unit | None] = {}
+        self._why: dict[int, str] = {}
+        self._count = 0
+        self._litter: deque[list[str]] = deque([[]])
+        self.is_used = self._has_knocked = self._has_left = False
 
     @property
     def ranks(self) -> list[int]:
         """The ranks of the trainers and of all units that are there."""
         return [*range(self.trainers), *[rank for unit in self.units for rank in unit.ranks]]
 
-    def begin(self) -> None:
-        """Forget who came and went before."""
+    def check_in(self) -> None:
+        """Raise if this rank's server was dropped, or has left."""
+        if self._has_left:
+            raise Dropped("This server isn't among those of the trainers any more. Join again.")
+
+    def changes(self) -> tuple[tuple[str, ...], tuple[Gone, ...]]:
+        """Return the names of those who came, and who went, since the last call, and log them."""
+        for unit in self.joined:
+            logger.info("the server %r joined, as %s", unit.name, of_ranks(unit.ranks))
+        for name, ranks, why in self.gone:
+            logger.warning("the server %r, %s, is gone: %s", name, of_ranks(ranks), why)
+        joined, gone = tuple([unit.name for unit in self.joined]), tuple(self.gone)
         self.joined, self.gone = [], []
+        return joined, gone
 
     def is_news(self) -> bool:
-        """On rank 0: True if somebody came or left since it decided last. One request."""
-        return self._rank == 0 and self._store.add("door", 0) != self._door
+        """On rank 0: True if somebody came or left since it decided last. One request if nobody knocked."""
+        return self._rank == 0 and self._store.add("door", 0) != self._door and self._there() != self.units
 
     def units_of(self, ranks: Iterable[int]) -> list[Unit]:
         """Return the units that have some of these ranks."""
@@ -123,29 +148,53 @@ class Fleet:
         self._follow()
 
     def _decide(self, lost: Mapping[int, str]) -> None:
-        door = self._store.add("door", 0)
-        self._dropped |= lost
-        newest: dict[str, Unit] = {}
-        for number in range(1, self._store.add("units", 0) + 1):
-            if number in self._dropped or not self._store.check([f"unit {number} {CLAIMED}"]):
-                continue
-            unit, problem = self._read_unit(number)
-            if self._store.check([f"unit {number} left"]):
-                self._dropped[number] = "it left"
-            elif problem or unit is None:
-                self._dropped[number] = problem
-                self._store.set(f"unit {number} refused", problem)
-            else:
+        self._why |= lost
+        units = self._there()
+        gone = [[unit.name, [*unit.ranks], self._why.get(unit.number)] for unit in self.units if unit not in units]
+        self._why.clear()
+        self._write([[*unit] for unit in units], gone)
+
+    def _there(self) -> tuple[Unit, ...]:
+        """On rank 0: return the units that are there, and note why others aren't."""
+        store, why = self._store, self._why
+        self._door = store.add("door", 0)
+        before, self._count = self._count, store.add("units", 0)
+        self._known |= dict.fromkeys(range(before + 1, self._count + 1))
+        newest: dict[str, int] = {}
+        ready: set[int] = set()
+        for number, unit in sorted(self._known.items()):
+            if unit is None and number not in why and store.check([f"unit {number} {CLAIMED}"]):
+                unit, problem = self._read_unit(number)
+                if problem:
+                    why[number] = problem
+                    store.set(f"unit {number} {REFUSED}", problem)
+            self._known[number] = unit
+            if number not in why and store.check([f"unit {number} {LEFT}"]):
+                why[number] = "it left"
+            if number not in why and unit is not None:
                 if unit.name in newest:
-                    self._dropped[newest[unit.name].number] = "a server of its name came"
-                newest[unit.name] = unit
-        gone = [
-            [unit.name, [*unit.ranks], self._dropped[unit.number]]
-            for unit in self.units
-            if unit.number in self._dropped
-        ]
-        self._door = door
-        self._write([[*unit] for unit in newest.values()], gone)
+                    why[newest[unit.name]] = "a server of its name came"
+                newest[unit.name] = number
+                if unit in self.units or store.add(f"unit {number} {READY}", 0) == unit.size:
+                    ready.add(number)
+        for number in self._known.keys() & why.keys():
+            self._forget(number)
+        return tuple([unit for number, unit in self._known.items() if unit is not None and number in ready])
+
+    def knock(self) -> None:
+        """On a rank of a unit that is about to make its Transfer: trainers wait for it from now on. Does nothing the
+        second time."""
+        if self._unit and not self._has_knocked:
+            self._has_knocked = True
+            self._store.add(f"unit {self._unit} {READY}", 1)
+            self._store.add("door", 1)
+
+    def _forget(self, number: int) -> None:
+        unit, words = self._known.pop(number, None), [CLAIMED, READY, LEFT, REFUSED]
+        if unit is not None:
+            words += [f"rank {each}" for each in range(unit.size)]
+            self._litter[-1] += [f"latest {unit.name}", *[f"{LAST_MEETING}/rank {rank}" for rank in unit.ranks]]
+        self._litter[-1] += [f"unit {number}", *[f"unit {number} {word}" for word in words]]
 
     def fail(self, why: str) -> None:
         """On rank 0: tell all others, which wait for the next epoch, that there is none."""
@@ -156,40 +205,47 @@ class Fleet:
         word = json.dumps([units, more])
         seal = "" if self._seal is None else self._seal.of("epoch", str(self._epoch), word)
         self._store.set(f"epoch {self._epoch}", json.dumps([word, seal]))
+        self._store.set(LATEST, str(self._epoch))
+        self._litter[-1] += [f"epoch {self._epoch}", _tag(self._epoch, word)]
+        self._litter.append([])
+        if len(self._litter) > KEPT:
+            stale = self._litter.popleft()
+            # What meetings and groups left, whose ranks died, begins with the tag of their epoch. torch 2.12 and newer.
+            known = self._store.list_keys() if hasattr(self._store, "list_keys") else []
+            for key in (*stale, *[key for key in known if key.partition("/")[0] in stale]):
+                self._store.delete_key(key)
 
     def _follow(self) -> None:
-        """Read the next epoch, and wait for it."""
-        key, until = f"epoch {self._epoch}", time.monotonic() + self._timeout.total_seconds()
-        while not self._store.check([key]):
-            self._check_refused()
-            if time.monotonic() > until:
-                limit = f"{self._timeout.total_seconds():g} s"
-                raise RuntimeError(f"Rank 0 of the fleet didn't say within {limit} who is there: do trainers run?")
-            time.sleep(LOOK)
-        word, seal = json.loads(self._store.get(key))
-        if self._seal is not None and not self._seal.fits(seal, "epoch", str(self._epoch), word):
-            raise ValueError("What rank 0 of the fleet says isn't signed with this rank's key.")
-        units, more = json.loads(word)
-        if units is None:
-            raise RuntimeError(f"The trainers of this fleet failed: {more}")
-        before, self.units = self.units, tuple([Unit(*unit) for unit in units])
-        self.tag = hashlib.sha256(f"{self._epoch} {word}".encode()).hexdigest()[:16]
-        self.joined += [unit for unit in self.units if unit not in before]
-        self.gone += [Gone(name, tuple(ranks), why) for name, ranks, why in more]
-        if self._unit and self._unit not in [unit.number for unit in self.units]:
+        """Read the next epoch in which this rank is, and wait for it."""
+        until = time.monotonic() + self._timeout.total_seconds()
+        while True:
+            while not self._store.check([key := f"epoch {self._epoch}"]):
+                self._check_refused()
+                if time.monotonic() > until:
+                    limit = f"{self._timeout.total_seconds():g} s"
+                    raise RuntimeError(f"Rank 0 of the fleet didn't say within {limit} who is there: do trainers run?")
+                latest = self._last_epoch()
+                if latest > self._epoch and not self._store.check([key]):
+                    self._epoch = latest  # the other was deleted
+                time.sleep(LOOK)
+            word, seal = json.loads(self._store.get(key))
+            if self._seal is not None and not self._seal.fits(seal, "epoch", str(self._epoch), word):
+                raise ValueError("What rank 0 of the fleet says isn't signed with this rank's key.")
+            units, more = json.loads(word)
+            if units is None:
+                raise RuntimeError(f"The trainers of this fleet failed: {more}")
+            before, self.units = self.units, tuple([Unit(*unit) for unit in units])
+            self.tag = _tag(self._epoch, word)
+            self.joined += [unit for unit in self.units if unit not in before]
+            self.gone += [Gone(name, tuple(ranks), why) for name, ranks, why in more]
+            if not self._unit or self._unit in [unit.number for unit in self.units]:
+                return
             if any(unit.number == self._unit for unit in before):
                 raise Dropped("This server was dropped by the trainers: it died, or was too slow. Join again.")
             self._epoch += 1  # the trainers changed for another unit; this one is taken in later
-            self._follow()
 
-    def belongs_to(self, unit: Unit, rank: int) -> None:
-        """This rank is one of a unit."""
-        self._unit, self._rank = unit.number, rank
-
-    def catch_up(self) -> None:
-        """Before a unit comes: begin with the epoch that is being written next."""
-        while self._store.check([f"epoch {self._epoch + 1}"]):
-            self._epoch += 1
+    def _last_epoch(self) -> int:
+        return int(self._store.get(LATEST)) if self._store.check([LATEST]) else 0
 
     def refuse(self, number: int, why: str) -> None:
         """Leave out a unit of the present epoch that doesn't fit. All ranks find so by themselves."""
@@ -197,19 +253,19 @@ class Fleet:
         self.units = tuple([each for each in self.units if each.number != number])
         self.joined = [each for each in self.joined if each.number != number]
         self.gone.append(Gone(unit.name, tuple(unit.ranks), why))
-        self._dropped[number] = why
+        self._forget(number)
 
-    def lost_with(self, gone: Sequence[int], why: str) -> dict[int, str] | None:
-        """Return the units that a failure has cost, by number, each with why; None if it was no unit's. On rank 0 waits
-        a little for a unit that says that it leaves."""
+    def lost_with(self, gone: Sequence[int], why: str) -> dict[int, str]:
+        """Return the units that a failure has cost, by number, each with why. Rank 0 waits a little for one that
+        says that it leaves."""
         lost = {unit.number: why for unit in self.units_of(gone)}
         until = time.monotonic() + 1.0
         while not lost and time.monotonic() < until:
             for unit in self.units:
-                if self._store.check([f"unit {unit.number} left"]):
+                if self._store.check([f"unit {unit.number} {LEFT}"]):
                     lost[unit.number] = "it left"
             time.sleep(LOOK)
-        return lost or None
+        return lost
 
     # --- Coming and leaving ---
 
@@ -233,56 +289,56 @@ class Fleet:
                 in_time(self._say_left, LEAVING)
 
     def _say_left(self) -> None:
-        self._store.set(f"unit {self._unit} left", "")
+        self._store.set(f"unit {self._unit} {LEFT}", "")
         self._store.add("door", 1)
 
+    def join(
+        self, name: str, rank: int, size: int, own: Any, wait: Callable[[str], None]
+    ) -> tuple[int, dict[int, Any]]:
+        """Bring a unit to the door. Collective over its ranks; `rank` is in the unit.
 
-def register(
-    store: Store,
-    seal: Seal | None,
-    name: str,
-    rank: int,
-    size: int,
-    trainers: int,
-    nonce: str,
-    own: Any,
-    wait: Callable[[str], None],
-) -> tuple[Unit, dict[int, Any]]:
-    """Bring a unit to the door. Collective over its ranks.
+        Args:
+            own: what this rank says of itself, as JSON takes it.
+            wait: called again and again, with what this rank waits for; raises when it is too late.
 
-    Args:
-        rank: in the unit.
-        own: what this rank says of itself, as JSON takes it.
-        wait: called again and again, with what this rank waits for; raises when it is too late.
-
-    Returns:
-        The unit, and what each of its ranks said, by rank in the unit.
-    """
-    number = 0
-    if rank == 0:
-        number = store.add("units", 1)
-        unit = Unit(number, name, trainers + store.add("numbers", size) - size, size, nonce)
-        word = json.dumps([*unit])
-        store.set(f"unit {number}", json.dumps([word, "" if seal is None else seal.of("unit", str(number), word)]))
-        store.set(f"latest {name}", str(number))
-    while True:
-        if rank and store.check([f"latest {name}"]):
-            latest = int(store.get(f"latest {name}"))
-            # One that is complete is a former self. One of which a rank was killed on its way is left for the newest.
-            if latest != number and not store.check([f"unit {latest} {CLAIMED}"]):
-                claimed = store.compare_set(f"unit {latest} rank {rank}", "", json.dumps([nonce, own]))
-                if json.loads(claimed)[0] == nonce:
-                    number = latest
-        if rank == 0 and not store.check([f"unit {number} rank 0"]):
+        Returns:
+            This rank at the place, and what each rank of the unit said, by its rank at the place.
+        """
+        store, nonce, number = self._store, secrets.token_hex(16), 0
+        self._epoch = self._last_epoch()
+        if rank == 0:
+            number = store.add("units", 1)
+            unit = Unit(number, name, self.trainers + store.add("numbers", size) - size, size, nonce)
+            word = json.dumps([*unit])
+            seal = "" if self._seal is None else self._seal.of("unit", str(number), word)
+            store.set(f"unit {number}", json.dumps([word, seal]))
             store.set(f"unit {number} rank 0", json.dumps([nonce, own]))
-        keys = [f"unit {number} rank {each}" for each in range(size)]
-        if number and store.check(keys):
-            break
-        missing = [each for each, key in enumerate(keys) if not number or not store.check([key])]
-        wait(f"{of_ranks(missing)} of the server {name!r}")
-        time.sleep(LOOK)
-    if rank == 0:
-        store.set(f"unit {number} {CLAIMED}", "")
-        store.add("door", 1)
-    word, _ = json.loads(store.get(f"unit {number}"))
-    return Unit(*json.loads(word)), {each: json.loads(store.get(key))[1] for each, key in enumerate(keys)}
+            store.set(f"latest {name}", str(number))
+        while True:
+            if rank == 0:
+                store.compare_set(f"latest {name}", "", str(number))  # it may have been deleted, as a former self's
+            elif store.check([f"latest {name}"]):
+                latest = int(store.get(f"latest {name}"))
+                # One that is complete is a former self. One of which a rank was killed on its way is left for the
+                # newest.
+                if latest != number and not store.check([f"unit {latest} {CLAIMED}"]):
+                    claimed = store.compare_set(f"unit {latest} rank {rank}", "", json.dumps([nonce, own]))
+                    if json.loads(claimed)[0] == nonce:
+                        number = latest
+            keys = [f"unit {number} rank {each}" for each in range(size)]
+            if number and store.check(keys):
+                break
+            missing = [each for each, key in enumerate(keys) if not number or not store.check([key])]
+            wait(f"{of_ranks(missing)} of the server {name!r}")
+            time.sleep(LOOK)
+        if rank == 0:
+            store.set(f"unit {number} {CLAIMED}", "")
+            store.add("door", 1)
+        unit = Unit(*json.loads(json.loads(store.get(f"unit {number}"))[0]))
+        self._unit, self._rank = number, unit.first + rank
+        said = {unit.first + each: json.loads(store.get(key))[1] for each, key in enumerate(keys)}
+        return self._rank, said
+
+
+def _tag(epoch: int, word: str) -> str:
+    return hashlib.sha256(f"{epoch} {word}".encode()).hexdigest()[:16]

@@ -102,6 +102,7 @@ class TransferGroup:
                 self._close_connections,
                 lambda: common.count_failure(self.ranks),
                 keeps_store=meeting.rank == (0 if meeting.keeper is None else meeting.keeper),
+                ends_surely=self._place is not None and self._place.fleet is not None,
             )
 
     def make(self, meeting: Meeting) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LONG = 5.0  # seconds
 SHOWN = 8  # ranks of which the line says what they do
+LAST_MEETING = "torch_overlay/last_meeting"  # begins the keys under which ranks say where they came last
 logger = logging.getLogger(__name__)
 
 

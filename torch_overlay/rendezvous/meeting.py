@@ -33,7 +33,8 @@ from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c
 
 from ..distributed._mesh.text import of_ranks, ranks_text
 from . import long_waits
-from .fleet import Fleet, register
+from .fleet import Fleet
+from .long_waits import LAST_MEETING
 from .seal import Seal
 from .team import DESCRIPTION, Common, Team, timeout_of
 from .watch import in_time
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 SOON = 0.001  # seconds between two looks of a rank that waits: at least,
 EACH = 1e-5  # for each rank of the meeting,
 WAKE = 0.25  # and at most
-LAST_MEETING = "torch_overlay/last_meeting"  # begins the keys under which ranks say where they came last
 MOST = 256  # ranks for which a rank that waits for long looks whether they have come
 GIVEN_UP = 1.0  # seconds after which a rank that waits also looks whether others gave up
 
@@ -403,7 +403,7 @@ class Place:
         host, port = place._begin("join", address, rank, world_size, key, timeout)
         name = _name_of_unit(place, world_size) if name is None else name
         place._purpose = f"Joining {address} as rank {rank} of the server {name!r}"
-        begun, seconds, nonce = time.monotonic(), timeout.total_seconds(), secrets.token_hex(16)
+        begun, seconds = time.monotonic(), timeout.total_seconds()
 
         def wait(missing: str) -> None:
             if time.monotonic() - begun > seconds:
@@ -414,12 +414,9 @@ class Place:
             if place._key is not None:
                 place._seal = Seal(place._key, place._store.get("session").decode())
             trainers = int(place._store.get("size"))
-            fleet = Fleet(place._store, place._seal, trainers, -1, timeout)
-            fleet.catch_up()
-            unit, worlds = register(place._store, place._seal, name, rank, world_size, trainers, nonce, _world(), wait)
-            place.numbers = {own: unit.first + each for own, each in _numbers_of(worlds, rank).items()}
-            place.rank = unit.first + rank
-            fleet.belongs_to(unit, place.rank)
+            fleet = Fleet(place._store, place._seal, trainers, None, timeout)
+            place.rank, worlds = fleet.join(name, rank, world_size, _world(), wait)
+            place.numbers = _numbers_of(worlds, place.rank)
             place.fleet = fleet
         except BaseException:
             place._close(0)
@@ -470,17 +467,24 @@ class Place:
         if self._store is None:
             raise RuntimeError(f"The place at {self._address} is closed. Meet again.")
         some = sorted(self.ranks if ranks is None else ranks)
-        name = hashlib.sha256(f"{self._epoch}{some}".encode()).hexdigest()
+        name = f"{self._epoch}meeting/{hashlib.sha256(repr(some).encode()).hexdigest()}"
         self._meetings[name] += 1
         if purpose == self._purpose:
             hint = "Each process calls meet() with a rank of its own."
         seal = None if self._seal is None else self._seal.within(f"{name}/{self._meetings[name]}")
-        name = f"meeting/{name}/{self._meetings[name]}"
+        name = f"{name}/{self._meetings[name]}"
         return Meeting(name, some, self.rank, self._store, self.timeout, purpose, seal, hint, keeper=0)
 
     @property
     def _epoch(self) -> str:
-        return "" if self.fleet is None else self.fleet.tag
+        return "" if self.fleet is None or not self.fleet.tag else f"{self.fleet.tag}/"
+
+    def forget_epochs(self) -> None:
+        """Forget the meetings and groups of former epochs, whose names nobody uses any more."""
+        self._meetings.clear()
+        self._teams.clear()
+        self.common.control_groups.clear()
+        self.common.prefix = self._epoch
 
     def team(self, ranks: Sequence[int], device: str) -> Team | None:
         """Make a group over some ranks of this place, and return this rank's team. Collective over them.
@@ -496,9 +500,9 @@ class Place:
         """
         if self.rank not in ranks:
             return None
-        name = hashlib.sha256(f"{self._epoch}{[*ranks]}".encode()).hexdigest()[:16]
+        name = f"{self._epoch}torch_overlay_place/{hashlib.sha256(repr([*ranks]).encode()).hexdigest()[:16]}"
         self._teams[name] += 1
-        name = f"torch_overlay_place/{name}/{self._teams[name]}"
+        name = f"{name}/{self._teams[name]}"
         return Team(self.new_group(ranks, device, name), ranks, self.rank, torch.device(device), name)
 
     def new_group(self, ranks: Sequence[int], device: str, name: str) -> ProcessGroup:
@@ -585,7 +589,8 @@ class Place:
                 fleet.leave()
             if self.rank == 0:
                 store.set("closed", "")
-            store.set(f"left {self.rank}", "")
+            if self.rank < self.size or fleet is None:
+                store.set(f"left {self.rank}", "")
             if self.rank == 0 and seconds:
                 came = [rank for rank in range(self.size) if store.check([f"came {rank}"])]
                 until = time.monotonic() + seconds

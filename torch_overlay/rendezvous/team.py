@@ -150,11 +150,13 @@ class Common:
             transfers use this one connection: the server looks up the name of each host that connects, and where its
             resolver is slow that takes 5 s, in which it serves nobody else.
         control_groups: by the ranks of their members.
+        prefix: begins the keys that count failures.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store.clone()
         self.control_groups: dict[tuple[int, ...], ControlGroup] = {}
+        self.prefix = ""
 
     @staticmethod
     def of_world() -> Common:
@@ -179,7 +181,9 @@ class Common:
             warn_once("torch has no gloo here, so that what ranks of a Transfer say waits for their devices.")
             return None, 0
         # The first rank to ask decides for all.
-        failure_count = int(store.compare_set("words", "", str(self.store.add(failures_key(ranks), 0))))
+        failure_count = int(
+            store.compare_set("words", "", str(self.store.add(f"{self.prefix}{failures_key(ranks)}", 0)))
+        )
         control = self.control_groups.get(tuple(ranks))
         if control is None or control.failure_count != failure_count:
             control = ControlGroup(make(), failure_count, itertools.count(1))
@@ -188,7 +192,7 @@ class Common:
 
     def count_failure(self, ranks: Sequence[int]) -> None:
         """Tell all ranks that a transfer over these ranks failed, so that nobody uses its control group any more."""
-        self.store.add(failures_key(ranks), 1)
+        self.store.add(f"{self.prefix}{failures_key(ranks)}", 1)
 
 
 def failures_key(ranks: Sequence[int]) -> str:

@@ -33,7 +33,7 @@ from ..errors import TransferFailed
 from . import long_waits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch.distributed import Store
 
@@ -228,12 +228,16 @@ class Watch:
         close_connections: ends all waits in the transfer's groups with an error. Called once, by any thread.
         count_failure: called before other ranks hear of a failure of this rank.
         keeps_store: whether the store may end with this process.
+        ends_surely: whether a run doesn't end on this rank once others may have heard that it failed, so that all know
+            on which ranks it has.
 
     Attributes:
         is_cut: True once the connections are closed, or are being closed.
         said: how the transfer failed, in words; None as long as it hasn't, or nobody has asked.
         gone: then also the ranks that don't answer any more, or whose programs ended.
         failed: then also the rank whose own error it was, if it was one.
+        reached: then also, if it `ends_surely`, the run and the step in which each rank was that answered. None of them
+            has gone on since.
     """
 
     def __init__(
@@ -246,8 +250,10 @@ class Watch:
         close_connections: Callable[[], None],
         count_failure: Callable[[], object] = lambda: None,
         keeps_store: bool = False,
+        ends_surely: bool = False,
     ) -> None:
         self.ranks, self.rank, self.timeout, self._keeper = tuple(ranks), rank, timeout, keeper
+        self._ends_surely = ends_surely
         self._keeps_store = keeps_store
         self._store = store
         self._close_connections, self._count_failure = close_connections, count_failure
@@ -267,6 +273,7 @@ class Watch:
         self.said: str | None = None  # how the transfer failed, in words, once it has
         self.gone: tuple[int, ...] = ()
         self.failed: tuple[int, ...] = ()
+        self.reached: dict[int, tuple[int, int]] = {}
         self._failed_run = 0  # the run in which it failed
         _threads.add(self)
 
@@ -285,7 +292,8 @@ class Watch:
             if self._failed_run >= run:
                 return False
         if self.said is not None:
-            raise TransferFailed(f"This Transfer failed before, and can't run again: {self.advice}", self.gone)
+            said = f"This Transfer failed before, and can't run again: {self.advice}"
+            raise TransferFailed(said, self.gone, failed=self.failed)
         self._begun = time.monotonic()
         self._at = Position(run, 1, waits, text), self._begun
         return True
@@ -311,8 +319,21 @@ class Watch:
             self._at = position._replace(waits=False), since
 
     def end(self) -> None:
-        """Note that this rank's run is over."""
+        """Note that this rank's run is over. Raises if it `ends_surely`, and has failed."""
+        with self._lock:
+            if self._ends_surely and self.is_cut:
+                raise RuntimeError("the connections of this Transfer were closed")
+            self.skip()
+
+    def skip(self) -> None:
+        """Note that this rank's run is over, though it failed."""
         self._at = Position(self._at[0].run, OVER, False, "not in a run"), time.monotonic()
+
+    def has_reached(self, step: int, ranks: Iterable[int]) -> bool:
+        """True if one of these ranks began this step of the run that failed on this rank; OVER is its end."""
+        position = self._at[0]
+        run = position.run + (position.step == OVER)
+        return any(self.reached.get(rank, (-1, 0)) >= (run, step) for rank in ranks)
 
     def settle(self, error: BaseException, is_own: bool) -> str:
         """Tell the other ranks of an error in a run, close the connections, and find out with all ranks who is missing.
@@ -369,14 +390,17 @@ class Watch:
         if own is not None:
             self._answer(number, position)
         missing: list[list[Any]] = []
-        if not failure.why:
+        reached: dict[str, tuple[int, int]] = {}
+        if not failure.why or self._ends_surely:
             if not store.check(["missing"]):
-                missing = self._missing(failure, self._answers(number, ANSWER, decided="missing"))
-            missing = json.loads(store.compare_set("missing", "", json.dumps(missing)))
+                answers = self._answers(number, ANSWER, decided="missing")
+                missing = [] if failure.why else self._missing(failure, answers)
+                reached = {str(rank): (at.run, at.step) for rank, at in answers.items()}
+            missing, reached = json.loads(store.compare_set("missing", "", json.dumps([missing, reached])))
         store.add("heard", 1)
         if self._keeps_store:
             self._wait_for_others(number)
-        return {"failure": failure, "missing": missing}
+        return {"failure": failure, "missing": missing, "reached": reached}
 
     def _wait_for_others(self, number: int) -> None:
         """Wait until all ranks that answered a call know what failed. If this program ended before, and the store with
@@ -417,6 +441,7 @@ class Watch:
         failure: Failure = found["failure"]
         self._failed_run = failure.run
         self.gone = tuple([rank for rank, _, is_gone in found["missing"] if is_gone])
+        self.reached = {int(rank): (run, step) for rank, (run, step) in found["reached"].items()}
         where = f"run {failure.run}, {failure.text}" if failure.run else "making it"
         if failure.why:
             self.failed = (failure.rank,)
@@ -436,10 +461,16 @@ class Watch:
     def cut(self) -> None:
         """Close the connections of the transfer. A second call does nothing. An error in closing them is only
         logged."""
+        if self._begin_cut():
+            self._end_cut()
+
+    def _begin_cut(self) -> bool:
         with self._lock:
-            if self.is_cut:
-                return
-            self.is_cut, self._cut_at = True, time.monotonic()
+            was_cut, self.is_cut = self.is_cut, True
+            self._cut_at = self._cut_at if was_cut else time.monotonic()
+        return not was_cut
+
+    def _end_cut(self) -> None:
         try:
             self._close_connections()
         except Exception:
@@ -506,10 +537,11 @@ class Watch:
             self._asks_since = time.monotonic()
             while self._can_listen and self._store.check([f"call {self._heard + 1}"]):
                 self._heard += 1
-                kind = self._store.get(f"call {self._heard}")
+                # First of all, so that a run which hasn't ended, as the answer says, doesn't end any more.
+                closes = self._store.get(f"call {self._heard}") == b"failure" and self._begin_cut()
                 self._answer(self._heard, self.position)
-                if kind == b"failure":
-                    self.cut()
+                if closes:
+                    self._end_cut()
         except RuntimeError:
             self._can_listen = False
             raise

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,9 +28,13 @@ from .exchanges import Exchanges, InFlight, P2PBatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from ..distributed.tensor._planner.boxes import Box
     from ._planner.schedule import Item, Load, Stream
     from .blocks import Locals, Wires
     from .exchanges import P2PMessage
+
+    # By receiver, the tensor's label, its width and box: the first element, the one after the last, and their bytes.
+    Kept = dict[tuple[int, object, int, Box], deque[tuple[int, int, torch.Tensor]]]
 
 WORD = 8  # bytes that are compared at once
 FEW = 8  # if at most one word in so many differs, the words that differ are picked out and looked at alone
@@ -311,6 +316,7 @@ class Outgoing(NamedTuple):
         place: the position of the receiver in the group.
         at: the byte at which the message begins in the packed buffer; 0 for a large piece.
         form: of the message.
+        items: what it carries.
         sent: what was sent last, with which it is compared.
         p2p: the point-to-point message, if it is a large piece; else None.
     """
@@ -318,6 +324,7 @@ class Outgoing(NamedTuple):
     place: int
     at: int
     form: Form
+    items: tuple[Item, ...]
     sent: Sent
     p2p: P2PMessage | None = None
 
@@ -370,7 +377,8 @@ class ChangesOnly(Exchanges):
         self._outgoing: list[list[Outgoing]] = []
         self._incoming: list[list[Incoming]] = []
         self._known: dict[tuple[int, object], Sent] = {}
-        self._have: set[int] = set()  # the positions of the ranks that have what was sent last
+        self._have: set[tuple[int, Sent]] = set()  # the positions of ranks that have what was sent last, each with it
+        self._before: tuple[Kept, Sequence[object]] = {}, ()  # what `take` got, and the label of each tensor
         # What other ranks said of the messages in `_incoming`: for the exchange that began last, and for the one that
         # is unpacked. One more exchange begins before the last one is unpacked.
         self._headers: list[Header] = []
@@ -384,24 +392,67 @@ class ChangesOnly(Exchanges):
 
     def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
         """In the next run, send whole messages to these ranks, not only what changed since the last run."""
+        kept, labels = self._before
         if ranks is None:
-            self._have = set()
+            self._have, self._before = set(), ({}, ())
             for sent in self._known.values():
                 sent.bytes = None
         else:
-            self._have -= {self._place[rank] for rank in ranks}
+            some = {*ranks}
+            self._have = {(place, sent) for place, sent in self._have if self.team.ranks[place] not in some}
+            self._before = {key: bytes_ for key, bytes_ in kept.items() if key[0] not in some}, labels
 
-    def forget(self) -> None:
-        """Let go of all views, and of what was sent. The next run sends everything whole."""
-        super().forget()
+    def give(self, labels: Sequence[object]) -> Kept:
+        """Let go of what was sent, and return it for exchanges that are made in place of these. Each tensor has a label
+        that means the same for both."""
+        kept, self._before = self._before[0], ({}, ())
+        for message in itertools.chain(*self._outgoing):
+            if message.sent.bytes is None or (message.place, message.sent) not in self._have:
+                continue
+            at = 0
+            for key, first, last, size in self._parts(message.place, message.items, labels):
+                kept.setdefault(key, deque()).append((first, last, message.sent.bytes[at : at + size]))
+                at += size
         self.send_whole_next()
+        return kept
+
+    def take(self, kept: Kept, labels: Sequence[object]) -> None:
+        """Begin with what others sent, by `give`: ranks that got all of a message from this rank have it."""
+        self._before = kept, labels
+
+    def _parts(
+        self, place: int, items: Iterable[Item], labels: Sequence[object]
+    ) -> Iterator[tuple[tuple[int, object, int, Box], int, int, int]]:
+        """Yield the parts of a message: the key in `Kept`, the first element, that after the last, and the bytes."""
+        for item in items:
+            for tensor in item.tensors:
+                key = self.team.ranks[place], labels[tensor], item.itemsize, item.box
+                yield key, item.first, item.last, item.step
+
+    def _taken(self, place: int, items: Iterable[Item]) -> list[torch.Tensor] | None:
+        """Take out what this rank sent of a message before; None if it didn't send all of it. Messages come in the
+        order of a stream, so that what was cut in another way is freed as soon as all of it was taken."""
+        kept, labels = self._before
+        parts: list[torch.Tensor] = []
+        for key, at, end, _ in self._parts(place, items, labels) if kept else ():
+            pieces = kept.get(key, deque())
+            while at < end and pieces and pieces[0][0] <= at:
+                first, last, bytes_ = pieces[0]
+                upto, width = max(at, min(last, end)), key[2]
+                parts.append(bytes_[(at - first) * width : (upto - first) * width])
+                at = upto
+                if last <= at:
+                    pieces.popleft()
+            if at < end:
+                return None
+        return parts or None
 
     def _exchange(self, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
         """Run all exchanges, and set `sent_bytes` and `changed`. Only then do all receivers have what was sent: if one
         fails, they get everything whole in the next run. See `Exchanges.run` for the arguments and errors."""
         self.sent_bytes, self.received_bytes, self.changed = 0, 0, (0, 0)
         super()._exchange(sources, targets, sent)
-        self._have = {*self._place.values()}
+        self._have = {(message.place, message.sent) for message in itertools.chain(*self._outgoing)}
 
     def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
         """Compute the messages of each exchange, and store them, unless the tensors lie as in the last run."""
@@ -413,12 +464,10 @@ class ChangesOnly(Exchanges):
         for number, (out, into) in enumerate(self._directions):
             outgoing, at = list[Outgoing](), 0
             for place, items in self._packed_messages(number, self.schedule.sends):
-                form = Form.of(items)
-                outgoing.append(Outgoing(place, at, form, self._sent_of(number, items, form)))
-                at += form.size
+                outgoing.append(self._outgoing_of(number, place, at, items))
+                at += outgoing[-1].form.size
             for p2p in out.p2p_messages:
-                form = Form.of((p2p.item,))
-                outgoing.append(Outgoing(p2p.place, 0, form, self._sent_of(number, p2p.item, form), p2p))
+                outgoing.append(self._outgoing_of(number, p2p.place, 0, (p2p.item,), p2p))
             self._outgoing.append(sorted(outgoing, key=_message_order))
             incoming = [
                 Incoming(place, Form.of(items), *_written(items, targets, wires))
@@ -428,11 +477,21 @@ class ChangesOnly(Exchanges):
                 items = (p2p.item,)
                 incoming.append(Incoming(p2p.place, Form.of(items), *_written(items, targets, wires), p2p))
             self._incoming.append(sorted(incoming, key=_message_order))
+        self._before = {}, ()
 
-    def _sent_of(self, number: int, key: object, form: Form) -> Sent:
-        """Return what was sent last of a message of exchange `number`; made in the first call. Messages with equal keys
-        carry the same elements, and share it."""
-        return self._known.setdefault((number, key), Sent(form, self._is_on_cpu))
+    def _outgoing_of(
+        self, number: int, place: int, at: int, items: tuple[Item, ...], p2p: P2PMessage | None = None
+    ) -> Outgoing:
+        """Make a message of exchange `number`. Messages of equal items carry the same elements, and share what was
+        sent last of them."""
+        form = Form.of(items)
+        sent = self._known.setdefault((number, items), Sent(form, self._is_on_cpu))
+        parts = self._taken(place, items)
+        if parts is not None:
+            if sent.bytes is None:
+                sent.whole(torch.cat([*parts, parts[0].new_zeros(form.size - sum(map(len, parts)))]))
+            self._have.add((place, sent))
+        return Outgoing(place, at, form, items, sent, p2p)
 
     def _packed_messages(self, number: int, streams: Mapping[int, Stream]) -> Iterator[tuple[int, tuple[Item, ...]]]:
         """Yield the packed messages of exchange `number`: the position of the other rank, and the message's items."""
@@ -489,7 +548,7 @@ class ChangesOnly(Exchanges):
         elements, total = self.changed
         outgoing = self._outgoing[number]
         # A message is compared if some receiver has what was sent last, and so can take changes.
-        asked = {id(message.sent) for message in outgoing if message.place in self._have}
+        asked = {id(message.sent) for message in outgoing if (message.place, message.sent) in self._have}
         for message in outgoing:
             sent, p2p = message.sent, message.p2p
             now = packed[message.at : message.at + message.form.size] if p2p is None else packed[:0]
@@ -499,7 +558,7 @@ class ChangesOnly(Exchanges):
                 if compared[id(sent)] is None:
                     sent.whole(bytes_)
             changes = compared[id(sent)]
-            if changes is None or message.place not in self._have:
+            if changes is None or (message.place, message.sent) not in self._have:
                 count = WHOLE
                 elements += message.form.elements
             else:

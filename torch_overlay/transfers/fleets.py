@@ -3,21 +3,24 @@ left. Start at `Fleets.remake`."""
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from ..distributed._mesh.text import of_ranks
 from ..errors import TransferFailed
 from ..rendezvous.meeting import Missing
+from ..rendezvous.watch import OVER
+from .bound_tensors import locals_of
+from .run import memory_of_targets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ..rendezvous.fleet import Fleet
     from ..rendezvous.meeting import Place
-    from .run import TransferState
+    from .changes import ChangesOnly, Kept
+    from .run import TransferState, Unfit
+    from .tensor_moves import TensorMove
 
-logger = logging.getLogger(__name__)
+RETRIES = 2  # of what failed, though all ranks are there
 
 
 class Fleets:
@@ -30,24 +33,39 @@ class Fleets:
 
     def __init__(self, place: Place, fleet: Fleet, make: Callable[[], TransferState]) -> None:
         self._place, self.fleet, self._make = place, fleet, make
+        self._broken = 0  # so many failures in turn of which no server was the cause
 
     def remake(self, old: TransferState | None, lost: Mapping[int, str]) -> TransferState:
         """Make the Transfer anew, with those at the door and without units that were lost. Collective over the ranks
         that are left. Lets go of `old`."""
+        self.fleet.knock()
+        kept: Kept = {}
+        before = self.fleet.units
         if old is not None and old.group is not None:
             old.group.close()
             old.buffers.forget()
+            if (exchanges := _with_changes(old)) is not None:
+                kept = exchanges.give(_labels(old))
         while True:
             self.fleet.change(lost)
+            self._place.forget_epochs()
             try:
                 state = self._make()
             except (Missing, TransferFailed) as error:
                 lost = self.lost(error)
                 continue
-            for unit in self.fleet.joined:
-                logger.info("the server %r joined, as %s", unit.name, of_ranks(unit.ranks))
-            for name, ranks, why in self.fleet.gone:
-                logger.warning("the server %r, %s, is gone: %s", name, of_ranks(ranks), why)
+            except ValueError as error:
+                # If it isn't this unit's own, all ranks raise it: the budget of a newcomer, say, is too small.
+                stay = {*before} & {*self.fleet.units}
+                lost = {unit.number: str(error) for unit in self.fleet.units if unit not in stay}
+                if not self.is_trainer and not any(self._place.rank in unit.ranks for unit in stay):
+                    self.fleet.leave()
+                elif lost:
+                    continue
+                raise
+            if old is not None:
+                _take_over(state, old, kept)
+                state.version, state.stats = old.version, old.stats
             return state
 
     @property
@@ -55,25 +73,73 @@ class Fleets:
         """True on a rank that met, False on one that joined."""
         return self._place.rank < self.fleet.trainers
 
-    def lost(self, error: Missing | TransferFailed) -> Mapping[int, str]:
+    def lost(self, error: Missing | TransferFailed | Unfit) -> Mapping[int, str]:
         """Return the units that a failure has cost, for `remake`; only rank 0 has to know them. Raises the error if it
-        is a trainer's."""
+        is a trainer's, or this unit's own."""
         gone = (*error.gone, *getattr(error, "failed", ()))
         if any(rank < self.fleet.trainers for rank in gone):  # as all ranks see
             raise error
-        if self._place.rank in gone:
+        if any(self._place.rank in unit.ranks for unit in self.fleet.units_of(gone)):
             self.fleet.leave()
             raise error
         if self._place.rank:
             return {}
         lost = self.fleet.lost_with(gone, str(error))
-        if lost is None:
+        # Where all ranks answer, a connection broke between two that live.
+        self._broken = 0 if lost else self._broken + 1
+        if self._broken > RETRIES or (not lost and not isinstance(error, TransferFailed)):
             self.fleet.fail(str(error))
             raise error
         return lost
+
+    def is_left_out(self, state: TransferState) -> bool:
+        """True on a trainer if the run that failed has ended on another one, which may wait for this rank in the
+        program: this rank leaves this version out, and servers get the next one, in the run in which they are."""
+        watch = None if state.group is None else state.group.watch
+        is_over = watch is not None and self.is_trainer and watch.has_reached(OVER, range(self.fleet.trainers))
+        if is_over and watch is not None:
+            watch.skip()
+        return is_over
 
     def has_news(self) -> bool:
         """True if servers came or left, where there is none and trainers don't come together in a run. Collective over
         the trainers."""
         said = self._place.meeting("A run of trainers without a server").say(self.fleet.is_news())
         return bool(said[0])
+
+
+def _take_over(new: TransferState, old: TransferState, kept: Kept) -> None:
+    """With `changes`, let ranks go on with what was sent and came before, so that newcomers alone get all of it."""
+    if (exchanges := _with_changes(new)) is None:
+        return
+    exchanges.take(kept, _labels(new))
+    locals_, problems = locals_of(new.targets, new.agreement.own)
+    new.wrote.update(memory_of_targets(new, new.agreement.own, locals_))
+    wrote, now = _places(old), _places(new)
+    new.needs_whole = old.needs_whole or bool(problems) or any(wrote.get(key) != where for key, where in now.items())
+
+
+def _with_changes(state: TransferState) -> ChangesOnly | None:
+    """Return the exchanges of a run of all tensors; None without `changes`, or where these are several."""
+    agreement = state.agreement
+    if state.group is None or not state.options.changes or agreement.passed or agreement.levels:
+        return None
+    return cast("ChangesOnly", state.plans.by_names[None].exchanges)
+
+
+def _own_moves(state: TransferState, indices: Iterable[int]) -> list[tuple[TensorMove, int]]:
+    rank = cast("Place", state.agreement.place).rank
+    return [(state.agreement.moves[index], rank) for index in indices]
+
+
+def _labels(state: TransferState) -> list[object]:
+    """For each tensor of the plan of all: its name, how it travels, and the box that this rank has of it."""
+    moves = _own_moves(state, state.agreement.own)
+    return [(each.tensor.name, each.tensor.wire, each.move.held(rank)) for each, rank in moves]
+
+
+def _places(state: TransferState) -> dict[Any, object]:
+    """Where the last run left each target, by its name, number and box."""
+    moves = _own_moves(state, state.wrote)
+    keys = [(each.tensor.name, each.numbers[1], each.move.wanted(rank)) for each, rank in moves]
+    return dict(zip(keys, state.wrote.values()))

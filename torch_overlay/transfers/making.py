@@ -87,6 +87,7 @@ def _make_group_and_plan(transfer: TransferState, meeting: Meeting) -> None:
         transfer.group, transfer.buffers = group, Buffers(transfer.device)
         transfer.plans = Plans(agreement, group, transfer.buffers, transfer.options.changes, transfer.stages)
         transfer.plans.add(None, indices, sources, shared)
+        group.end_run()
     except RuntimeError as error:
         if group.watch is None:
             raise
@@ -102,4 +103,3 @@ def _make_group_and_plan(transfer: TransferState, meeting: Meeting) -> None:
         group.tell_interrupt(error)
         group.end_watch()
         raise
-    group.end_run()

@@ -28,7 +28,7 @@ from .transfer_plan import bytes_for_buffers
 from .trees import with_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..rendezvous.group import TransferGroup
     from ..rendezvous.team import Team
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RAN, NEWS, AGAIN = "ran", "news", "again"  # how a run ended
+RAN, NEWS = "ran", "news"  # how a run ended: servers came or left, and it didn't begin
 NO_VERSION = -(1 << 62)  # travels in place of a version
 
 
@@ -75,8 +75,7 @@ class RunDecision(NamedTuple):
         need_whole: the ranks that need everything whole, since they lack what was sent to them last.
         are_ties_apart: True if on some rank the sources of targets that are one block of memory are not.
         is_news: True if servers came to an open place, or left, so that the Transfer is made anew before it runs.
-        is_apart: True if a server was lost when some trainers had ended the run and others hadn't.
-        is_behind: then, whether this rank is one of the others.
+        unfit: the ranks of servers at an open place that can't run, where all trainers can: each with its problems.
     """
 
     problems: list[str]
@@ -85,8 +84,15 @@ class RunDecision(NamedTuple):
     need_whole: frozenset[int] = frozenset()
     are_ties_apart: bool = False
     is_news: bool = False
-    is_apart: bool = False
-    is_behind: bool = False
+    unfit: Mapping[int, list[str]] = {}
+
+
+class Unfit(ValueError):
+    """Servers of an open place can't run: the ranks `failed`. All others go on without them."""
+
+    def __init__(self, message: str, failed: Iterable[int]) -> None:
+        super().__init__(message)
+        self.gone, self.failed = (), tuple(failed)
 
 
 class RunReport(NamedTuple):
@@ -102,8 +108,7 @@ class RunReport(NamedTuple):
         are_ties_apart: whether its sources of targets that are one block of memory are not, so that their values may
             differ.
         verifies: whether it called `verify` in place of `run`.
-        is_news: on rank 0 of an open place, whether servers came or left.
-        number: on a trainer at an open place, how many runs it has begun; else -1.
+        is_news: at an open place, whether servers came or left, as rank 0 knows, or its tensors are others.
     """
 
     problems: list[str]
@@ -115,36 +120,58 @@ class RunReport(NamedTuple):
     are_ties_apart: bool = False
     verifies: bool = False
     is_news: bool = False
-    number: int = -1
 
-    def agree(self, team: Team) -> RunDecision:
+    def agree(self, team: Team, trainers: int | None = None) -> RunDecision:
         """Exchange the reports of all ranks, and decide whether and how they run. Collective.
 
-        If nothing is wrong, each rank sends nine integers. Otherwise ranks then also exchange the text of their
+        If nothing is wrong, each rank sends eight integers. Otherwise ranks then also exchange the text of their
         problems.
+
+        Args:
+            trainers: how many there are at an open place, where servers have to fit them; else None.
         """
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
         version = NO_VERSION if self.version is None else self.version
         flags = 2 * self.verifies + self.checks, self.is_background, self.needs_whole, self.are_ties_apart, self.is_news
-        rows = team.gather([len(self.problems), only, version, *map(int, flags), self.number])
-        problem_counts, onlys, versions, checks, background, _, apart, news, numbers = [{*each} for each in zip(*rows)]
-        numbers -= {-1}
-        if len(numbers) > 1:
-            # A trainer that had ended the run when a server was lost may have changed its sources since. So those that
-            # hadn't leave this version out, and servers get the next one, in the run for which they wait.
-            return RunDecision([], is_apart=True, is_behind=self.number == min(numbers))
-        versions -= {NO_VERSION}
-        if problem_counts == {0} and len(onlys) == len(checks) == 1 and len(versions) < 2:
-            need_whole = frozenset(rank for rank, (*_, needs_whole, _, _, _) in zip(team.ranks, rows) if needs_whole)
-            return RunDecision([], next(iter(versions), None), 1 in background, need_whole, 1 in apart, 1 in news)
-        said = [*self.problems]
-        if len(onlys) > 1:
-            said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
-        if len(versions) > 1 and self.version is not None:
-            said.append(f"says version {self.version}")
-        if len(checks) > 1 and problem_counts == {0}:  # a rank that refuses doesn't say which of both it would do
-            said.append("verifies" if self.verifies else f"runs with check={self.checks}")
-        return RunDecision(by_sentence(team.gather_data(said)))
+        rows = [_Row(*row) for row in team.gather([len(self.problems), only, version, *map(int, flags)])]
+        verifies = any(row.checks > 1 for row in rows)
+        leading = [row for rank, row in zip(team.ranks, rows) if trainers is None or verifies or rank < trainers]
+        given, versions = ({row.version for row in some} - {NO_VERSION} for some in (rows, leading))
+        versions = versions or {*sorted(given)[:1]}
+        ways = {(row.problems, row.only, row.checks) for row in leading}
+        fits = ways == {(0, leading[0].only, leading[0].checks)} and len(versions) < 2
+        unfit = [
+            rank
+            for rank, row in zip(team.ranks, rows)
+            if (row.problems, row.only, row.checks) not in ways or row.version not in (NO_VERSION, *versions)
+        ]
+        if fits and not unfit:
+            need_whole = frozenset([rank for rank, row in zip(team.ranks, rows) if row.needs_whole])
+            background, apart, news = (any(each) for each in zip(*[(r.background, r.apart, r.news) for r in rows]))
+            return RunDecision([], next(iter(versions), None), background, need_whole, apart, news)
+        words = [*self.problems]
+        if len({row.only for row in rows}) > 1:
+            words.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
+        if len(given) > 1 and self.version is not None:
+            words.append(f"says version {self.version}")
+        # A rank that refuses doesn't say which of both it would do.
+        if len({row.checks for row in rows}) > 1 and not any(row.problems for row in rows):
+            words.append("verifies" if self.verifies else f"runs with check={self.checks}")
+        texts = team.gather_data(words)
+        return RunDecision([], unfit={rank: texts[rank] for rank in unfit}) if fits else RunDecision(by_sentence(texts))
+
+
+class _Row(NamedTuple):
+    """What a rank sends of its report."""
+
+    problems: int
+    only: int
+    version: int
+    checks: int
+    background: int
+    needs_whole: int
+    apart: int
+    news: int
 
 
 @dataclass
@@ -163,6 +190,7 @@ class TransferState:
         seen: the names that were looked at last, where their tensors lay, and what memory they shared.
         needs_whole: whether this rank needs everything whole, since it lacks what `changes` builds on.
         wrote: by index of the move, where the last run left its target.
+        is_stale: at an open place, whether this rank has other tensors since, so that the Transfer is made anew.
     """
 
     agreement: Agreement
@@ -183,6 +211,7 @@ class TransferState:
     seen: tuple[object, object, Shared] | None = None
     needs_whole: bool = False
     wrote: dict[int, object] = field(default_factory=dict)
+    is_stale: bool = False
 
     @property
     def ranks(self) -> list[int]:
@@ -203,6 +232,24 @@ def shared_by(
     if transfer.seen is None or transfer.seen[:2] != (names, locations):
         transfer.seen = names, locations, shared_memory(indices, sources, targets, *sides)
     return transfer.seen[2]
+
+
+def memory_of_targets(transfer: TransferState, indices: Sequence[int], targets: Locals) -> dict[int, object]:
+    """Return where the targets lie and how often they were written, by index of the move.
+
+    If that differs from what the last run left, the program may have overwritten what that run brought, and changes
+    alone would leave the target wrong.
+    """
+    memory: dict[int, object] = {}
+    for index in indices if transfer.options.changes else ():
+        tensor, local = transfer.targets[index], targets[index]
+        if tensor is not None and local is not None and not tensor.is_staged:
+            # While there is a weak reference to a storage, no other storage gets its id.
+            storage = StorageWeakRef(local.untyped_storage())
+            versions = tensor.versions
+            counted = object() if None in versions else versions
+            memory[index] = storage, local.data_ptr(), local.shape, local.stride(), counted
+    return memory
 
 
 def memory_problems(transfer: TransferState, shared: Shared) -> list[str]:
@@ -279,8 +326,9 @@ class Run:
         if run.state is not None:
             transfer.last_runs[names] = run.state
         run._copy(names, problems)
+        now = memory_of_targets(transfer, run.indices, run.targets)
         needs_whole = transfer.needs_whole or any(
-            transfer.wrote.get(index, where) != where for index, where in run._memory_of_targets().items()
+            transfer.wrote.get(index, where) != where for index, where in now.items()
         )
         place = transfer.agreement.place
         is_news = place is not None and place.fleet is not None and place.fleet.is_news()
@@ -346,25 +394,6 @@ class Run:
         groups = [[name for name in names if only is None or name in only] for names in agreement.tied]
         return any(len({frozenset(held[name]) for name in names}) > 1 for names in groups)
 
-    def _memory_of_targets(self) -> dict[int, object]:
-        """Return where the targets lie and how often they were written, by index of the move.
-
-        If that differs from what the last run left, the program may have overwritten what that run brought, and changes
-        alone would leave the target wrong.
-        """
-        if not self._transfer.options.changes:
-            return {}
-        memory: dict[int, object] = {}
-        for index in self.indices:
-            tensor, local = self._transfer.targets[index], self.targets[index]
-            if tensor is not None and local is not None and not tensor.is_staged:
-                # While there is a weak reference to a storage, no other storage gets its id.
-                storage = StorageWeakRef(local.untyped_storage())
-                versions = tensor.versions
-                counted = object() if None in versions else versions
-                memory[index] = storage, local.data_ptr(), local.shape, local.stride(), counted
-        return memory
-
     def hold(self) -> None:
         """Make this a run in the background: note what the program could change while it goes on, and hold the memory
         of this moment. After `p.data = other` it would read the memory of `other`, and send its values in place of
@@ -385,10 +414,9 @@ class Run:
     def go(self, sent: Callable[[], None] = nothing) -> str:
         """Run. Calls `sent` when no source is read any more. Collective over the ranks of the Transfer.
 
-        Returns RAN; else nothing was sent: NEWS if servers came or left, and the Transfer is to be made anew; AGAIN if
-        other trainers are behind, and this rank waits for them.
+        Returns RAN; or NEWS if nothing was sent, since servers came or left, and the Transfer is to be made anew.
         """
-        changed: list[str] = []
+        changed = RunDecision([])
         is_background = self.report.is_background
         if is_background:
             keep_for_this_stream((*self.sources, *self.targets))
@@ -396,22 +424,25 @@ class Run:
             begun = time.perf_counter()
             decision = self.agree()
             agreed = time.perf_counter()
-            waits = decision.is_news or decision.is_apart
-            problems = decision.problems or ([] if waits else self._prepare(decision))
+            runs = not decision.is_news and not decision.unfit
+            problems = decision.problems or (self._prepare(decision) if runs else [])
             self._seconds |= {"agree": agreed - begun, "plan": time.perf_counter() - agreed}
-            if not problems and not waits:
+            if not problems and runs:
                 self._exchange(decision, (lambda: self._note_changes(sent)) if is_background else sent)
                 if decision.is_background or self._transfer.agreement.levels:
                     changed = self._problems_after()
         self.raise_if_any(problems)
-        if changed:
+        if changed.problems:
             what, advice = "what came is of two moments", "Wait until sent(), or run with snapshot=True."
             if self._transfer.agreement.levels:
                 what = "what came isn't in use everywhere"
                 advice = "What that function, and those of later stages there, haven't written is as before; run again."
-            raise ValueError(f"{self._called} ran, and {what}: {'; '.join(changed)}. {advice}") from self._raised
-        if decision.is_apart:
-            return RAN if decision.is_behind else AGAIN
+            said = "; ".join(changed.problems)
+            raise ValueError(f"{self._called} ran, and {what}: {said}. {advice}") from self._raised
+        unfit = {**decision.unfit, **changed.unfit}
+        if unfit:
+            said = with_paths("; ".join(by_sentence(unfit)), self._transfer.agreement.paths)
+            raise Unfit(f"{self._called} goes on without servers that can't run: {said}.", unfit) from self._raised
         return NEWS if decision.is_news else RAN
 
     @contextmanager
@@ -423,13 +454,13 @@ class Run:
             raise self._error(watch.advice)
         try:
             yield
+            self.group.end_run()
         except Exception as error:
             raise self._failed(error) from error
-        self.group.end_run()
 
     def agree(self) -> RunDecision:
         """Hear the reports of all ranks. Collective."""
-        decision = self.report.agree(self.group.member)
+        decision = self.report.agree(self.group.member, self._trainers)
         version = self.report.version if decision.version is None else decision.version
         self._called = name_of(self._transfer.ranks, version)
         self.group.enter("planning", True)
@@ -477,6 +508,7 @@ class Run:
         try:
             if transfer.options.changes:
                 self._send_whole_where_needed(plan, decision.need_whole)
+                transfer.needs_whole = True  # as long as not all of it has come
             progress = None if transfer.progress is None else Progress(transfer.progress, plan.bytes_of(rank))
             landed = nothing if progress is None else progress.add
             plan.exchanges.run(*own, Going(sent, keeps, self.group.watch, self.state, landed))
@@ -487,9 +519,10 @@ class Run:
             raise
         self._bump_versions(plan)
         self._is_exchanged = True
-        transfer.wrote |= self._memory_of_targets()
         if plan.turns.error is not None:
             self._raised, self._changed = plan.turns.error, [*self._changed, plan.turns.problem]
+        transfer.wrote |= memory_of_targets(transfer, self.indices, self.targets)
+        transfer.needs_whole = False
         transfer.version, ran = decision.version, plan.exchanges
         seconds = {**self._seconds, **ran.seconds}
         transfer.stats = RunStats(decision.version, seconds, ran.count, ran.sent_bytes, ran.received_bytes)
@@ -502,14 +535,12 @@ class Run:
         """Have the exchanges send everything whole where a receiver may not have what was sent last: to ranks that say
         so, to all ranks in a run with `check`, and, in the next runs of all other plans that move some of the same
         names, to everybody."""
-        transfer, rank = self._transfer, self.group.member.rank
+        transfer = self._transfer
         names = None if self.report.only is None else {*self.report.only}
         for only, other in transfer.plans.by_names.items():
             other.exchanges.send_whole_next(transfer.ranks if self.report.checks else need_whole)
             if other is not plan and (names is None or only is None or not names.isdisjoint(only)):
                 other.exchanges.send_whole_next()
-        if rank in need_whole:
-            transfer.needs_whole = False
 
     def _bump_versions(self, plan: Plan) -> None:
         """Raise the version counters of the targets that were written: a backward of what was computed from them before
@@ -539,13 +570,18 @@ class Run:
                 self._changed.append(tensor.moved_text)
         sent()
 
-    def _problems_after(self) -> list[str]:
+    @property
+    def _trainers(self) -> int | None:
+        place = self._transfer.agreement.place
+        return None if place is None or place.fleet is None else place.fleet.trainers
+
+    def _problems_after(self) -> RunDecision:
         """Say what the programs of all ranks changed while a run in the background went on, and which functions of
         stages failed, in words. Collective."""
         if self.report.is_background:
             self._changed += [tensor.moved_text for tensor, memory in self._homes if tensor.memory != memory]
         self.group.enter("saying what went wrong beside the exchanges", True)
-        return RunReport(self._changed).agree(self.group.member).problems
+        return RunReport(self._changed).agree(self.group.member, self._trainers)
 
     def _failed(self, error: Exception) -> TransferFailed:
         """Return the error to raise for an error in a run: it says whether targets were written, and who is missing. If
@@ -557,6 +593,8 @@ class Run:
             # An error in a step that waits comes from another rank, whose connection broke.
             watch.settle(error, is_own=not watch.position.waits)
             said = watch.advice
+            # A sender that has heard all reports takes what it sends for sent, also if this rank didn't hear them.
+            self._transfer.needs_whole |= watch.has_reached(2, watch.ranks)
         return self._error(said, isinstance(error, Torn))
 
     def _error(self, said: str, is_torn: bool = False) -> TransferFailed:

@@ -13,6 +13,7 @@ from torch_overlay.transfers._planner.sides import Ranks
 from torch_overlay.transfers.agreement import refuse_transfer
 
 from . import BACKEND, MOVED, base_class, name_worker
+from .servers import Servers
 from .verification import share_findings
 
 if TYPE_CHECKING:
@@ -30,12 +31,15 @@ class TrainerInfo(base_class("TrainerInitInfo")):  # type: ignore[misc]
         rank: this rank among the trainers, from 0.
         address: "tcp://host:port" of the first trainer, which listens there and nowhere else.
         trainers: how many ranks the trainer has.
-        workers: how many workers there are, of all data-parallel replicas together.
+        workers: how many workers there are, of all data-parallel replicas together; if `open`, of each server.
         timeout: seconds that they wait for one another.
         budget: bytes that buffers may take on a rank.
         changes: send only elements whose bits changed since the last round, as a `Transfer` does.
         relay: send each element from the trainers once, and let workers pass it on to one another. By default they do
             where the busiest machine's link then has fewer bytes, as in a `Transfer`.
+        open: several servers come and go, each with all of its workers (`torch_overlay.meet`). The same on all
+            trainers, as are the other options.
+        at_least: if `open`, how many servers have to be there after a round.
 
     Raises:
         ValueError: the rank isn't from 0 to `trainers - 1`, or there is no worker.
@@ -51,6 +55,8 @@ class TrainerInfo(base_class("TrainerInitInfo")):  # type: ignore[misc]
     budget: int = BUDGET
     changes: bool | Literal["cpu"] = False
     relay: bool | None = None
+    open: bool = False
+    at_least: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.trainers or self.workers < 1:
@@ -87,6 +93,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         self._trainers = 1
         self._options: dict[str, Any] = {}
         self._own_error: Exception | None = None  # of our source, in the last round in which it failed
+        self._is_open = False
 
     @classmethod
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> TrainerEngine:
@@ -98,7 +105,8 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             client: an `HTTPClient`, one of vLLM's (0.27 and newer), or anything with its methods
                 `init_weight_transfer_engine`, `start_weight_update`, `update_weights` and `finish_weight_update`. Only
                 the sender, rank 0, calls them. For a server of vLLM 0.24 to 0.26, its `start_weight_update` passes
-                ``is_checkpoint_format=False``, as that of `HTTPClient` does.
+                ``is_checkpoint_format=False``, as that of `HTTPClient` does. With ``info.open`` a list of clients, one
+                for each server: those that answer are initialized when a round begins, also after a restart.
             source: a `DTensorSource`, or a `WeightSource` of vLLM 0.33 that has `iter_local`.
 
         Raises:
@@ -112,7 +120,9 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
                 "The engine 'torch_overlay' needs a source of what each rank holds: torch_overlay's DTensorSource, or "
                 "a WeightSource that has iter_local, which vLLM's have from 0.33 on."
             )
+        client = Servers(client, init_info.timeout / 3) if init_info.open and init_info.is_sender else client
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
+        engine._is_open = init_info.open
         options = {"budget": init_info.budget, "changes": init_info.changes, "relay": init_info.relay}
         engine._trainers, engine._options = init_info.trainers, options
         params = [(meta.name, str(meta.dtype).removeprefix("torch."), list(meta.shape)) for meta in source.metadata]
@@ -121,10 +131,15 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
         def join() -> None:
             """Meet the other ranks, and plan."""
-            size = init_info.trainers + init_info.workers
+            size = init_info.trainers + (0 if init_info.open else init_info.workers)
             engine._place = torch_overlay.meet(
-                init_info.address, rank=init_info.rank, world_size=size, timeout=init_info.timeout
+                init_info.address,
+                rank=init_info.rank,
+                world_size=size,
+                timeout=init_info.timeout,
+                open=init_info.open,
             )
+            engine._options["at_least"] = init_info.at_least
             engine._transfer = engine._planned(engine._weights())
 
         try:
@@ -143,6 +158,9 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
     def send_weights(self, check: bool = False) -> None:
         """Send the source's present weights to all workers: one round. Every rank of the trainer calls it.
+
+        If the engine is open, a server that fails doesn't end the round: it is left out, and initialized anew when the
+        next one begins. The sender's log says why, and `joined` and `gone` of `transfer` say who.
 
         Args:
             check: compare replicas again, and with `changes` send everything: for servers that got other weights, or
@@ -205,8 +223,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
     def _round(self, info: dict[str, Any], work: Callable[[], None], then: str, finished: str) -> None:
         """Have the servers call their workers, and work with them meanwhile. `then` and `finished` end the errors of a
         server that doesn't start or finish. Collective over the trainers."""
-        if self._transfer is None:
-            raise RuntimeError("The engine 'torch_overlay' was shut down.")
+        _ = self.transfer
         started = self._error_of(self.client.start_weight_update) if self.is_sender else None
         self._share_outcome(started, "start it at vLLM's servers", then)
         failed, told = self._work_during(lambda: self.client.update_weights(info), work)
@@ -233,7 +250,9 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         except Exception as error:
             self._own_error = error
             why = f"{type(error).__name__}: {error}"
-            if MOVED in transfer.refuse(why):  # by some worker, so that all plan anew: they hear the reason there
+            if (
+                MOVED in transfer.refuse(why) and not self._is_open
+            ):  # by some worker, so that all plan anew: they hear the reason there
                 refuse_transfer(self._place, why)  # type: ignore[arg-type]
             raise
         except BaseException:  # interrupted: the others hear of it when our connections close
@@ -241,14 +260,27 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             raise
         try:
             job(transfer)
+            if isinstance(self.client, Servers):
+                self.client.leave_out_others([unit.name for unit in self._place.fleet.units])  # type: ignore[union-attr]
         except ValueError as error:
-            if MOVED not in str(error):
+            if MOVED not in str(error) or self._is_open:
                 raise
             # Some worker's landings have changed, for instance since experts moved. All ranks plan anew, and go on
             # with this round.
             self._transfer = self._planned(weights)
             transfer.close()
             job(self._transfer)
+
+    @property
+    def transfer(self) -> torch_overlay.Transfer:
+        """The transfer of the present plan.
+
+        Raises:
+            RuntimeError: the engine was shut down.
+        """
+        if self._transfer is None:
+            raise RuntimeError("The engine 'torch_overlay' was shut down.")
+        return self._transfer
 
     @staticmethod
     def _error_of(call: Callable[[], object]) -> Exception | None:
@@ -309,7 +341,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
     def _failure_of(self, work: Callable[[], None]) -> Exception | None:
         error = self._error_of(work)
-        if error is not self._own_error:  # the words of a source are its own
+        if error is not self._own_error and not self._is_open:  # the words of a source are its own
             name_worker(error, self._trainers)
         return error
 

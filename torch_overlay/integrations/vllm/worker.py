@@ -56,6 +56,7 @@ class InitInfo(WeightTransferInitInfo):
         budget: bytes that buffers may take on a rank.
         params: name, type and shape of each tensor of the checkpoint.
         changes, relay: as a `Transfer` takes them. An older trainer says nothing of `relay`.
+        name: of this server among several that come and go; "" if it is the only one.
     """
 
     address: str
@@ -66,6 +67,7 @@ class InitInfo(WeightTransferInitInfo):
     params: list[Sequence[Any]] = field(default_factory=list)
     changes: bool | str = False
     relay: bool | None = None
+    name: str = ""
 
     @property
     def metas(self) -> list[Meta]:
@@ -136,6 +138,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._planned: Any = None  # the boxes for which it was planned
         self._metas: list[Meta] = []
         self._trainers = 0
+        self._is_open = False  # whether this server is one of several that come and go
         self._options: dict[str, Any] = {}
         # Now, since vLLM hides its objects from the search once the server has started.
         self._expert_states = states_of(self.model) if self._moves_experts() else []
@@ -144,7 +147,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Meet the trainers, and plan. vLLM calls it once on each worker, while the trainers are in `trainer_init`. If
-        it fails, the engine is shut down, and can be initialized again.
+        it fails, the engine is shut down, and can be initialized again. A server among several that come and go only
+        joins the trainers' place, also if it is initialized already, and plans in its first round.
 
         Raises:
             RuntimeError: the engine is initialized already; or a rank left, or didn't come within the timeout.
@@ -154,13 +158,18 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             TypeError: the model's parameters are DTensors.
             UnknownRelease: there are no fingerprints of this torch release, and the overlay is off.
         """
+        self._is_open = bool(init_info.name)
+        if self._is_open:
+            if self._is_old:
+                raise ValueError("The engine 'torch_overlay' needs vLLM 0.27 for servers that come and go.")
+            self.shutdown()
         if self._transfer is not None:
             raise RuntimeError("The engine 'torch_overlay' is initialized already; shut it down before.")
         self._trainers = init_info.trainers
         try:
             self._join(init_info)
         except BaseException as error:
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not self._is_open:
                 name_worker(error, self._trainers)
             self.shutdown()
             raise
@@ -178,8 +187,16 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._ask_loader()
         except Exception as error:
             problem = error
-        size = init_info.trainers + init_info.workers
-        rank = init_info.trainers + worker_number(self.parallel_config)
+        size, rank = init_info.workers, worker_number(self.parallel_config)
+        if self._is_open:
+            # Join even if there is a problem: else the other workers would wait for us for the whole timeout.
+            self._place = torch_overlay.join(
+                init_info.address, name=init_info.name, rank=rank, world_size=size, timeout=init_info.timeout
+            )
+            if problem is not None:
+                raise problem
+            return
+        size, rank = init_info.trainers + size, init_info.trainers + rank
         try:
             # Meet even if there is a problem: else trainers and other workers would wait for us for the whole timeout,
             # and not learn why.
@@ -344,7 +361,10 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             logger.warning("nothing of the trainer's reaches %d parameters: %s", len(lost), ", ".join(lost[:5]))
 
     def start_weight_update(self) -> None:
-        """Do nothing: vLLM's reload begins in `receive_weights`, when all weights have arrived."""
+        """Tell the trainers, if they don't know this server yet, that it is ready. vLLM's reload begins in
+        `receive_weights`, when all weights have arrived."""
+        if self._is_open and self._place is not None and self._place.fleet is not None:
+            self._place.fleet.knock()
 
     def receive_weights(self, update_info: UpdateInfo, load_weights: Callable[..., object] | None = None) -> None:
         """Run the transfer once, and hand the tensors that come whole to the model's loader; or, if the trainers
@@ -364,7 +384,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             ValueError: vLLM has begun an update in the checkpoint's format. All trainers raise it, too.
             Exception: what the model's `load_weights` raises.
         """
-        if self._transfer is None or self._found is None:
+        if self._found is None or (self._transfer is None and self._place is None):
             raise RuntimeError("The engine 'torch_overlay' isn't initialized: init_transfer_engine comes first.")
         self._is_inference = torch.is_inference_mode_enabled()
         if load_weights is not None and load_weights == self.model.load_weights:
@@ -377,13 +397,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         except ValueError as error:
             # vLLM's executor (0.32) stops at the first worker's error, and takes what the other workers answered for
             # their answers to its next call. So an error that the trainers raise, too, isn't raised by all workers.
-            name_worker(error, self._trainers)
+            if not self._is_open:
+                name_worker(error, self._trainers)
             what = _REFUSED if "nothing was sent" in str(error) else _HALF
             what = "A verification of weights failed" if update_info.verify else what
             logger.error("%s: %s", what, error)
             return
         except RuntimeError as error:
-            name_worker(error, self._trainers)
+            if not self._is_open:
+                name_worker(error, self._trainers)
             raise
         for module in self._tied:
             self._process_tied(module)
@@ -532,13 +554,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Say in place of a run that this worker can't take part. Collective over all trainers and workers. If another
         worker's landings have changed, so that all ranks plan anew, this rank refuses that plan, too."""
         told = self._transfer.refuse(why)  # type: ignore[union-attr]
-        if MOVED in told:  # by another worker, so that all plan anew: they hear the reason there
+        if MOVED in told and not self._is_open:  # by another worker, so that all plan anew: they hear the reason there
             refuse_transfer(self._place, why)  # type: ignore[arg-type]
         raise ValueError(why)
 
     def _run(self, job: Callable[[Any], object], verifies: bool = False) -> None:
         """Run the transfer once, or let it verify: call `job` with it. If the plan doesn't hold any more, here or on
         another worker, all ranks plan anew. Collective over all trainers and workers."""
+        if self._transfer is None:
+            self._plan()
         transfer: Any = self._transfer
         why = None if self._experts is None else self._experts.under_way()
         if why is not None:
@@ -555,8 +579,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             again = f"since {why}" if why else "before the first round"
             self._refuse(f"what has to come whole isn't here {again}: send the weights, and verify them then")
         # Not only where they were stale: a round before may have failed after the loader was asked.
-        if self._found is not self._bound and _boxes(self._found) == self._planned:
-            # Only memory moved, or experts changed places on this worker. The plan still holds.
+        if self._found is not self._bound and (self._is_open or _boxes(self._found) == self._planned):
+            # Only memory moved, or experts changed places on this worker. The plan still holds; or at an open place the
+            # Transfer is made anew.
             transfer.bind(target=self._found.target())  # type: ignore[union-attr]
             self._bound = self._found
         if self._found is self._bound:
