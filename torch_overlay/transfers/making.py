@@ -44,6 +44,7 @@ def make(
     device = torch.device(agreement.device_type)
     # Its tensors may be on several devices of this type: their buffers are on the first one's.
     devices = [tensor.device for tensor in (*sides[0], *sides[1]) if tensor is not None]
+    devices += [] if stages is None else [stages.device]
     device = next((each for each in devices if each.type == device.type), device)
     transfer = TransferState(agreement, options, sides[0], sides[1], device, stages)
     if agreement.tied:
