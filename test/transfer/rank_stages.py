@@ -43,6 +43,12 @@ def locals_of(given):
     return [part.to_local() if isinstance(part, DTensor) else part for part in parts]
 
 
+def parts_of(given):
+    """The same of what the target has."""
+    parts = given if isinstance(given, tuple) else (given,)
+    return [getattr(part, "_local_tensor", part) for part in parts]
+
+
 class StageCases:
     """Cases for ``EightRanks``."""
 
@@ -74,11 +80,16 @@ class StageCases:
 
             def finish(tensors, came=came):
                 came.append({name: [part.clone() for part in locals_of(each)] for name, each in tensors.items()})
-                for each in tensors.values():
-                    for part in locals_of(each):
-                        part.zero_()  # as a function may that computes in place
+                for name, each in tensors.items():
+                    for given, part in zip(parts_of(target[name]), locals_of(each), strict=True):
+                        if given.is_meta:
+                            part.zero_()  # as a function may that computes in place
 
             target |= {name: on_meta(own, target[name]) for name in mine}
+            for name in mine:  # a part of some has memory, and is written in place
+                if isinstance(target[name], tuple) and own.random() < 0.3:
+                    first = piece(torch.zeros_like(checks[name][2][0]), target[name][0].shape, target[name][0].start)
+                    target[name] = (first, *target[name][1:])
             del target[DEVICE]
             with mock.patch.object(relays, "ROUND", rng.choice((200, 8 << 20))):
                 transfer = torch_overlay.Transfer(
@@ -187,6 +198,11 @@ class StageCases:
         for target, groups, message in (
             (on, [(["a", "c"], print), (["b"], print)], "rank 7: stages= has 'c', and the target on this rank doesn't"),
             (on, [(["a"], print)], "rank 7: .*'b' is on meta"),
+            (
+                {**on, "b": mine["b"]},
+                [(["a", "b"], print)],
+                "rank 7: stages= takes targets on meta, and 'b' has memory",
+            ),
             ({**on, "more": on["a"]}, [(["a", "more"], print), (["b"], print)], "'a' without 'more', and both"),
         ):
             with self.assertRaisesRegex((ValueError, TypeError), message):

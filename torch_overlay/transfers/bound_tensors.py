@@ -59,7 +59,7 @@ class BoundTensor:
 
     Attributes:
         name: of the whole tensor.
-        is_staged: as given.
+        is_staged: as given, and it is on meta.
         location: the address, strides and offset of the local tensor when `problem` last looked; None before. Only
             compared.
     """
@@ -73,9 +73,9 @@ class BoundTensor:
         place: Place | None = None,
         is_staged: bool = False,
     ) -> None:
-        self.is_staged = is_staged
         self._side, self.name, self._tensor, self._sharding, self._place = side, name, tensor, sharding, place
         local = tensor._local_tensor
+        self.is_staged = is_staged and local.is_meta
         self._spec, self._shape, self._dtype, self._device = tensor._spec, local.shape, local.dtype, local.device
         self._shape_and_box = tensor.shape_and_box if isinstance(tensor, Piece) else None
         self.location: object = None

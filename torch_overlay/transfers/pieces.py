@@ -347,7 +347,10 @@ def _as_given(name: str, leaf: Any, side: str, may_be_on_meta: bool) -> Given:
         problem = _why_immovable(piece._local_tensor, may_be_on_meta)
         if problem is not None:
             raise TypeError(f"A piece of the {side} {name!r} {problem}.")
-    kinds = {(piece.shape, piece._local_tensor.dtype, piece._local_tensor.device.type) for piece in pieces}
+    locals_ = [piece._local_tensor for piece in pieces]
+    device = next((local.device.type for local in locals_ if not local.is_meta), "meta")
+    devices = [device if local.is_meta else local.device.type for local in locals_]
+    kinds = {(piece.shape, local.dtype, at) for piece, local, at in zip(pieces, locals_, devices)}
     if len(kinds) > 1:
         said = ", and ".join(f"of a {str(dtype)[6:]} of shape {shape} on {device}" for shape, dtype, device in kinds)
         raise ValueError(f"The pieces of the {side} {name!r} belong to different tensors: {said}.")

@@ -40,7 +40,7 @@ class Stage:
     def finish(self, device: torch.device, is_copied: bool) -> None:
         """Call the user's function. It may write into what it gets: with `is_copied`, into copies."""
         memory = self._memory
-        if is_copied:
+        if is_copied and self._memory:
             memory = {each: torch.UntypedStorage(one.nbytes(), device=device) for each, one in self._memory.items()}
             flat = [[_bytes(storage) for storage in some.values()] for some in (memory, self._memory)]
             torch._foreach_copy_(*flat)
@@ -117,8 +117,8 @@ class Stages:
 
     def place(self, given: Iterable[Any]) -> None:
         """Decide on the device: that of the first tensor here that has memory; if none has, torch's default device."""
-        device = next((one for one in map(_device_of, given) if one is not None), None)
-        self.device = torch.get_default_device() if device is None else device
+        devices = [local.device for leaf in given for local in _locals_of(leaf) if not local.is_meta]
+        self.device = devices[0] if devices else torch.get_default_device()
 
     def free(self) -> None:
         """Let go of the memory of all groups."""
@@ -130,17 +130,19 @@ class Stages:
         missing = [name for name in self.by_name if leaves.get(name) is None]
         if missing:
             raise ValueError(f"stages= has {', '.join(map(repr, missing[:5]))}, and the target on this rank doesn't")
+        real = [name for name in self.by_name if not any(each.is_meta for each in _locals_of(leaves[name]))]
+        if real:
+            raise ValueError(f"stages= takes targets on meta, and {real[0]!r} has memory: leave it out of stages=")
         self.free()
         for name, stage in self.by_name.items():
             stage.leaves[name] = leaves[name]
 
 
-def _device_of(leaf: Any) -> torch.device | None:
-    """The device on which a leaf has memory; None if it has none."""
-    if isinstance(leaf, tuple):
-        return next((one for one in map(_device_of, leaf) if one is not None), None)
-    device = getattr(getattr(leaf, "_local_tensor", leaf), "device", None)
-    return None if device is None or device.type == "meta" else device
+def _locals_of(leaf: Any) -> list[torch.Tensor]:
+    """The tensors of a leaf on this rank; none of one that is no tensor, which is an error later."""
+    parts = leaf if isinstance(leaf, tuple) else getattr(leaf, "pieces", (leaf,))
+    locals_ = [getattr(part, "_local_tensor", part) for part in parts]
+    return [local for local in locals_ if isinstance(local, torch.Tensor)]
 
 
 class Turns:
