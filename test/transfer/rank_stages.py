@@ -78,7 +78,7 @@ class StageCases:
             groups = [mine[at : at + 2] for at in range(0, len(mine), 2)]
             came = []
 
-            def finish(tensors, came=came):
+            def finish(tensors, came=came, target=target):
                 came.append({name: [part.clone() for part in locals_of(each)] for name, each in tensors.items()})
                 for name, each in tensors.items():
                     for given, part in zip(parts_of(target[name]), locals_of(each), strict=True):
@@ -195,12 +195,13 @@ class StageCases:
             given = (target, groups) if is_one else (None, ())
             return torch_overlay.Transfer(source, given[0], stages=given[1], **options)
 
+        both = [(["a", "b"], print)]
         for target, groups, message in (
             (on, [(["a", "c"], print), (["b"], print)], "rank 7: stages= has 'c', and the target on this rank doesn't"),
             (on, [(["a"], print)], "rank 7: .*'b' is on meta"),
             (
                 {**on, "b": mine["b"]},
-                [(["a", "b"], print)],
+                both,
                 "rank 7: stages= takes targets on meta, and 'b' has memory",
             ),
             ({**on, "more": on["a"]}, [(["a", "more"], print), (["b"], print)], "'a' without 'more', and both"),
