@@ -87,7 +87,7 @@ class Transfer:
             host's memory with "cpu". The same on all ranks.
         relay: whether ranks that want the same get a stripe each and pass it on among themselves, so that each element
             leaves the sources once and crosses to a machine once. By default they do where the busiest machine's link
-            then has fewer bytes, and with `changes` they don't. The same on all ranks.
+            then has fewer bytes; with `changes`, in the runs in which it does. The same on all ranks.
         progress: called in runs on this rank, at most each half second and at the end, with the bytes that it has sent
             and got and those of the whole run: ``progress(done, all)``. In the background it is called on the run's
             thread. With `changes`, bytes count as if everything went whole. An error in it is logged.

@@ -11,7 +11,7 @@ import torch_overlay
 from mesh_ranks import WORLD, make_root
 from rank_pieces import covered_sides
 from rank_weights import any_bits, same
-from torch_overlay.transfers import changes, exchanges, relays
+from torch_overlay.transfers import changes, exchanges, hosts, relays
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
 from width import NIGHTLY
@@ -45,7 +45,8 @@ class OnlyChangedCases:
             if not given:
                 continue
             budget = (1 << 20, 12_000)[seed % 2]
-            kinds = True if seed % 3 else "cpu"
+            kinds, way = True if seed % 3 else "cpu", (None, False, True, None)[seed % 4]
+            host = None if way is False else "abc"[(self.rank + seed) % 8 // 3]
             with (
                 # Messages are short here, and would go whole.
                 mock.patch.object(changes, "is_longer", changes.is_longer if seed % 5 == 0 else lambda *given: False),
@@ -53,8 +54,9 @@ class OnlyChangedCases:
                 mock.patch.object(changes, "SAMPLED", (8, 1 << 20)[seed % 2]),
                 mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
                 mock.patch.object(relays, "ROUND", (8, 200, 8 << 20)[seed // 3 % 3]),
+                mock.patch.object(hosts, "LEAST", 0),
                 torch_overlay.Transfer(
-                    source, target, budget=budget, changes=kinds, keep=seed % 4 == 0, relay=seed % 3 == 2
+                    source, target, budget=budget, changes=kinds, keep=seed % 3 == 0, relay=way, host=host
                 ) as transfer,
             ):
                 self._moved = set()

@@ -32,7 +32,8 @@ class RelayCases:
 
     def check_random_relays(self, seeds):
         """Meshes, plain tensors and pieces on both sides, casts, budgets, hosts, changes, parts of the names: every
-        target has its elements, and each comes once to a rank that lacks it."""
+        target has its elements, and each comes once to a rank that lacks it. Where the plan decides, runs with changes
+        go by both ways."""
         for seed in seeds:
             rng = random.Random(seed)
             source, target, checks, bytes_in, twice = {}, {}, [], [0] * WORLD, False
@@ -51,6 +52,7 @@ class RelayCases:
                 continue
             host = hosts_of(rng)[self.rank]
             budget, kinds = (1 << 20, 12_000)[seed % 2], rng.choice((False, True, "cpu"))
+            decides = None if seed % 3 == 0 else True
             said = f"seed {seed}"
             with (
                 mock.patch.object(relay, "STRIPE", rng.choice((1, 8, 100))),
@@ -59,8 +61,9 @@ class RelayCases:
                 mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
                 # Messages are short here, and would go whole.
                 mock.patch.object(changes, "is_longer", lambda *given: False),
+                mock.patch.object(own_hosts, "LEAST", 0),
                 torch_overlay.Transfer(
-                    source, target, budget=budget, changes=kinds, relay=True, host=host, keep=seed % 4 == 0
+                    source, target, budget=budget, changes=kinds, relay=decides, host=host, keep=seed % 4 == 0
                 ) as transfer,
             ):
                 some = [name for name, *_ in checks[::2]]
@@ -167,13 +170,13 @@ class RelayCases:
         self.assertEqual(sent, whole.nbytes)
 
     def test_the_plan_decides(self):
-        """By the bytes of each host's link. With `changes`, and on one host, nothing is passed on."""
+        """By the bytes of each host's link. With `changes` by those of each run. On one host nothing is passed on."""
         whole = torch.arange(8 * 4096.0).view(8, 4096)
         train = make_root(range(2), (2,), ("dp",))
         for hosts, changed, passed in (
             ("aabbccdd", False, True),
             ("aaaaaaaa", False, False),
-            ("aabbccdd", True, False),
+            ("aabbccdd", True, True),
             ("aaabcdef", False, True),  # each replica on a host of its own
         ):
             source, target = distribute_tensor(whole.clone(), train, [Shard(0)], src_data_rank=None), None
@@ -190,6 +193,7 @@ class RelayCases:
                 torch_overlay.Transfer(
                     {"w": source} if self.rank < 2 else None,
                     target,
+                    budget=1 << 17,  # several exchanges without passing on
                     host=hosts[self.rank],
                     changes=changed,
                     progress=lambda done, whole, seen=seen: seen.append((done, whole)),
@@ -198,10 +202,7 @@ class RelayCases:
                 sync.run(version=7)
                 stats = sync.stats
                 self.assertEqual((stats.version, stats.exchanges), (7, sync.exchanges))
-                if not changed:
-                    self.assertEqual((stats.sent_bytes, stats.received_bytes), sync.traffic[self.rank][:2])
-                else:
-                    self.assertEqual(stats.sent_bytes, sync.sent_bytes)
+                self.assertEqual((stats.sent_bytes, stats.received_bytes), sync.traffic[self.rank][:2])
                 self.assertTrue({"check", "agree", "plan", "pack", "send", "wait", "unpack"} <= stats.seconds.keys())
                 self.assertIn("\nlast run: ", str(sync))
                 out = sum(sync.traffic[rank][0] for rank in (0, 1))
@@ -209,6 +210,15 @@ class RelayCases:
                 if len({*hosts}) > 1:
                     link = torch_overlay.explain(sync).links()[0]["a"]
                     self.assertTrue(link < 2 * whole.nbytes if passed else link == 6 * whole.nbytes, f"{link}")
+                if changed:
+                    seen = [*seen]  # of the first run
+                    for step in (1000, 1, 1000):
+                        for part in (whole,) if self.rank > 1 else (whole, source.to_local()):
+                            part[:, ::step].neg_()
+                        sync.run()
+                        if self.rank < 2:
+                            self.assertEqual(sync.sent_bytes < sync.traffic[self.rank][0] // 20, step > 1)
+                        self.assertTrue(self.rank < 2 or torch.equal(torch.cat(halves, 1), whole))
             all_bytes = sum(sync.traffic[self.rank][:2])
             self.assertEqual(seen[-1], (all_bytes, all_bytes))
             self.assertEqual(seen, sorted(seen))

@@ -18,7 +18,7 @@ from ..rendezvous.meeting import Place, checked_ranks
 from .checkpoint import bytes_to_read_into
 from .comparison import Sides, by_sentence, contents_of, raise_if_any
 from .descriptions import SIDES, Description, all_from_data, as_data, boxed, describe
-from .hops import hops_of
+from .hops import Hops, hops_of
 from .hosts import own_host, passes_on
 from .pieces import digests_of
 from .relays import in_turns, relays_of
@@ -61,6 +61,8 @@ class Agreement:
         own: the indices of the moves that this rank plans (`own_moves`). With rounds, or where elements are passed on,
             of all moves, since all ranks count the same parts of a run.
         passed: the moves by which ranks pass elements on.
+        hops: with `changes`, those by which a run goes that brings so much that elements are better passed on; None if
+            no run does.
         why: why they do, or don't, in words; "" where nobody had to decide.
         hosts: on which one each rank of the meeting is.
         ends: the ranks of the source, and those of the target, also those that are gone.
@@ -82,6 +84,7 @@ class Agreement:
     moves: list[TensorMove]
     own: Sequence[int]
     passed: list[PassedOn]
+    hops: Hops | None
     why: str
     hosts: Mapping[int, str]
     ends: tuple[set[int], set[int]]
@@ -157,7 +160,7 @@ def agree(
         raise type(error)(with_paths(str(error), own.paths)) from own.error
     budget = min(d.options.budget for d in descriptions.values() if d.options is not None)
     levels = _levels(descriptions, tensors, contents)
-    moves, passed, why = _plan(tensors, gone, options, meeting, budget, contents, levels)
+    moves, passed, hops, why = _plan(tensors, gone, options, meeting, budget, contents, levels)
     ends = [{rank for tensor in tensors for rank in getattr(tensor, side).ranks} for side in SIDES]
     agreement = Agreement(
         place=place,
@@ -165,8 +168,9 @@ def agree(
         budget=budget,
         tensors=tensors,
         moves=moves,
-        own=range(len(moves)) if passed or levels or contents is not None else own_moves(moves, meeting.rank),
+        own=range(len(moves)) if passed or hops or levels or contents is not None else own_moves(moves, meeting.rank),
         passed=passed,
+        hops=hops,
         why=why,
         hosts=meeting.owns,
         ends=(ends[0], ends[1]),
@@ -234,9 +238,9 @@ def _plan(
     budget: int,
     contents: Contents | None,
     levels: Mapping[str, int],
-) -> tuple[list[TensorMove], list[PassedOn], str]:
-    """List all moves, the same on every rank. Returns those from the source, those by which targets are passed on, and
-    why these are, or aren't."""
+) -> tuple[list[TensorMove], list[PassedOn], Hops | None, str]:
+    """List all moves, the same on every rank. Returns those from the source, those by which targets are passed on in
+    each run, or in some, and why they are, or aren't."""
     shares: list[list[list[Part]]] = []
     as_read = tensors
     if contents is not None:
@@ -244,10 +248,13 @@ def _plan(
             raise ValueError("changes= compares tensors of two runs, and the source is a checkpoint. Leave it out.")
         shares = contents.shares({tensor.name: tensor.target for tensor in tensors}, bytes_to_read_into(budget))
         as_read = tensors_as_read(tensors, contents, shares)
-    is_passed, why = bool(options.relay), ""
-    # With changes= much less is sent than adds up here, and each hop takes as long however little it sends.
-    if options.relay is None and not options.changes:
+    is_passed, why, hops = bool(options.relay), "", None
+    if options.relay is None and not (options.changes and levels):
         is_passed, why = passes_on(as_read, meeting.owns)
+        if is_passed and options.changes:
+            first = moves_of(tensors, gone, relays := relays_of(tensors, meeting.owns))
+            hops = Hops(first, hops_of(first, relays))
+            is_passed, why = False, f"{why}, in runs that would send more than that"
     hosts = meeting.owns if is_passed else None
     if levels:
         relays = in_turns(as_read, levels, hosts)
@@ -258,7 +265,7 @@ def _plan(
     else:
         moves = moves_of_checkpoint(tensors, contents, shares, meeting.rank, relays)
     check_nothing_is_lost(moves, gone)
-    return moves, hops_of(moves, relays), why
+    return moves, hops_of(moves, relays), hops, why
 
 
 def _levels(

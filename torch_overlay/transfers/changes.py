@@ -23,7 +23,7 @@ import torch.distributed as dist
 from ..distributed.tensor._runner.exchange import part
 from ._planner.schedule import aligned, loads_of
 from .blocks import BY_WIDTH, Block, Copies, locate_blocks, present
-from .exchanges import Exchanges, InFlight, P2PBatch
+from .exchanges import Exchanges, InFlight, P2PBatch, ToPassOn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -367,11 +367,16 @@ class ChangesOnly(Exchanges):
 
     Args:
         is_on_cpu: whether what was sent is kept in the host's memory.
+
+    Attributes:
+        passes_on: if given, decides on all ranks alike, by the bytes that the first exchange sends each rank and gets
+            from it, whether to raise ToPassOn. What is kept is then as if all had been sent, and nobody has it yet.
     """
 
     def __init__(self, *given: Any, is_on_cpu: bool = False) -> None:
         super().__init__(*given)
         self._is_on_cpu = is_on_cpu
+        self.passes_on: Callable[[Sequence[int], Sequence[int]], bool] | None = None
         # For each exchange the messages, ordered by the other rank; for each rank the packed one before the
         # point-to-point ones.
         self._outgoing: list[list[Outgoing]] = []
@@ -451,7 +456,19 @@ class ChangesOnly(Exchanges):
         """Run all exchanges, and set `sent_bytes` and `changed`. Only then do all receivers have what was sent: if one
         fails, they get everything whole in the next run. See `Exchanges.run` for the arguments and errors."""
         self.sent_bytes, self.received_bytes, self.changed = 0, 0, (0, 0)
-        super()._exchange(sources, targets, sent)
+        try:
+            super()._exchange(sources, targets, sent)
+        except ToPassOn:
+            self._have = set()
+            for number in range(1, self.count):
+                packed = self._pack(number, sources)
+                self._compared(number, packed, sources)
+                self._buffers.give(packed)
+            raise
+        self.all_have()
+
+    def all_have(self) -> None:
+        """Note that all receivers have what is kept as sent last."""
         self._have = {(message.place, message.sent) for message in itertools.chain(*self._outgoing)}
 
     def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
@@ -511,6 +528,13 @@ class ChangesOnly(Exchanges):
         with self._step(number, "say what changed", waits=True):
             self._headers = self._exchange_headers(number, own)
         splits, into = self._splits(outgoing, own), self._splits(incoming, self._headers)
+        if number == 0 and self.passes_on is not None:
+            with self._step(number, "choose the way", waits=True):
+                whole = [self._whole_bytes(outgoing, own), self._whole_bytes(incoming, self._headers)]
+                is_passed = self.passes_on(*[[*map(sum, zip(*both))] for both in zip((splits, into), whole)])
+            if is_passed:
+                self._buffers.give(packed)
+                raise ToPassOn
         if any(header.elements != WHOLE for header in own):
             shorter = self._buffers.take(sum(splits))
             if any(map(len, out)):
@@ -539,6 +563,14 @@ class ChangesOnly(Exchanges):
         for message, (_, size) in zip(messages, headers):
             splits[message.place] += size
         return splits
+
+    def _whole_bytes(self, messages: Iterable[Outgoing | Incoming], headers: Sequence[Header]) -> list[int]:
+        """Return, for each rank of the group, the bytes of the point-to-point messages that go whole."""
+        sizes = [0] * len(self._place)
+        for message, (elements, _) in zip(messages, headers):
+            if message.p2p is not None and elements == WHOLE:
+                sizes[message.place] += message.p2p.size
+        return sizes
 
     def _compared(self, number: int, packed: torch.Tensor, sources: Locals) -> tuple[list[torch.Tensor], list[Header]]:
         """Compare the messages of exchange `number` with what was sent last, where a receiver has that."""

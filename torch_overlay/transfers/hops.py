@@ -114,6 +114,40 @@ def parts_of(
     return [parts[number] for number in sorted(parts)] or [RunPart([], [], [])]
 
 
+class Hops(NamedTuple):
+    """All hops of a relay that stands beside straight moves of the same tensors.
+
+    Attributes:
+        first: the moves of the first hop.
+        passed: those of all later ones.
+    """
+
+    first: Sequence[TensorMove]
+    passed: Sequence[PassedOn]
+
+    def parts(self, straight: Sequence[TensorMove]) -> list[RunPart]:
+        """List the parts of a run of the tensors that these straight moves bring, with tensors numbered as there."""
+        at: list[dict[tuple[str, int], int]] = [{}, {}]  # of sources and targets, by name and number of the piece
+        for place, move in enumerate(straight):
+            for of_side, number in zip(at, move.numbers):
+                of_side.setdefault((move.tensor.name, number), place)
+        names = {move.tensor.name for move in straight}
+        indices = [index for index, move in enumerate(self.first) if move.tensor.name in names]
+
+        def place_of(is_target: bool, place: int) -> int:
+            tensor, numbers, *_ = self.first[indices[place]]
+            return at[is_target][tensor.name, numbers[is_target]]
+
+        return [
+            RunPart(
+                part.moves,
+                [(is_target, place_of(is_target, place)) for is_target, place in part.sources],
+                [place_of(True, place) for place in part.targets],
+            )
+            for part in parts_of(self.first, self.passed, indices)
+        ]
+
+
 class Parts(InTurn):
     """Runs the parts of a plan, one after the other. See `AnyExchanges`.
 

@@ -87,12 +87,17 @@ class Links(NamedTuple):
         return direct, relayed
 
 
+def is_better(relayed: int, direct: int) -> bool:
+    """True if elements are to be passed on: by the bytes of the busiest link with passing on, and without."""
+    return max(relayed * BETTER, relayed + LEAST) < direct
+
+
 def passes_on(tensors: Sequence[Tensor], hosts: Mapping[int, str]) -> tuple[bool, str]:
     """Decide whether elements are passed on between hosts. Also returns why, in words; "" if all ranks are on one."""
     if len({*hosts.values()}) < 2:
         return False, ""
     direct, relayed = Links.of(tensors, hosts)
-    is_passed = max(relayed.busiest * BETTER, relayed.busiest + LEAST) < direct.busiest
+    is_passed = is_better(relayed.busiest, direct.busiest)
     both = amount(relayed.busiest), amount(direct.busiest)
     way = (
         "passed on, so that the busiest host's link has {} and not {}"

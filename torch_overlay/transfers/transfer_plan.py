@@ -15,7 +15,9 @@ from .changes import ChangesOnly
 from .checkpoint import BUFFERS, Round, Rounds, bytes_to_read_into
 from .exchanges import AnyExchanges, Exchanges, Traffic, agreed_count
 from .hops import Parts, RunPart, parts_of
+from .hosts import Links, is_better
 from .stages import turns_of
+from .ways import EitherWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from .blocks import Buffers, Locals
     from .checkpoint import Contents
     from .stages import Stages, Turns
+    from .tensor_moves import TensorMove
 
 
 class Room(NamedTuple):
@@ -74,10 +77,11 @@ def budget_of_checkpoint(needed: int) -> int:
 
 
 def flow_of(agreement: Agreement) -> Flow:
-    """Compute what all ranks send to one another."""
+    """Compute what all ranks send to one another in a run that brings everything."""
     flow = NOTHING
-    indices, is_checkpoint = range(len(agreement.moves)), agreement.contents is not None
-    for part in parts_of(agreement.moves, agreement.passed, indices, is_checkpoint):
+    is_checkpoint = agreement.contents is not None
+    moves, passed = (agreement.moves, agreement.passed) if agreement.hops is None else agreement.hops
+    for part in parts_of(moves, passed, range(len(moves)), is_checkpoint):
         flow += Flow.of(part.moves, agreement.budget, agreement.gone)
     return flow
 
@@ -130,19 +134,35 @@ class Plans:
             room = Room(left, budget_of_checkpoint, f"{why}.")
             planned.append(self._rounds(indices, contents, room))
         rank, gone = self._group.member.rank, self._agreement.gone
-        schedules = [Schedule.of(part.moves, rank, gone) for part in parts[len(planned) :]]
+        straight = [self._agreement.moves[index] for index in indices]
+        hops, busiest = self._hops(straight)
+        every = parts + hops
+        schedules = [Schedule.of(part.moves, rank, gone) for part in every[len(planned) :]]
         if contents is None:
-            room = self._room(indices, parts, schedules, sources, shared, is_snapshot)
-        named = [
-            [(place, self._agreement.moves[indices[place]].tensor.name) for place in part.targets] for part in parts
-        ]
-        for part, schedule in zip(parts[len(planned) :], schedules):
-            planned.append(self._exchanges(schedule, self._wires(part, indices), room))
-        traffic = _sum([traffic for _, traffic in planned])
-        both = [(part, exchanges) for part, (exchanges, _) in zip(parts, planned)]
-        turns = turns_of(self._stages, named, bool(self._changes))
-        is_one = len(both) == 1 and not self._agreement.levels
-        self.by_names[names] = Plan(indices, both[0][1] if is_one else Parts(both, turns), traffic, turns)
+            room = self._room(indices, every, schedules, sources, shared, is_snapshot)
+        named = [[(place, straight[place].tensor.name) for place in part.targets] for part in every]
+        for part, schedule in zip(every[len(planned) :], schedules):
+            changes = False if len(planned) >= len(parts) else self._changes
+            planned.append(self._exchanges(schedule, self._wires(part, indices), room, changes))
+        traffic = _sum([traffic for _, traffic in planned[len(parts) if hops else 0 :]])
+        both = [(part, exchanges) for part, (exchanges, _) in zip(every, planned)]
+        turns = turns_of(self._stages, named[: len(parts)], bool(self._changes))
+        is_one = len(parts) == 1 and not self._agreement.levels
+        exchanges = both[0][1] if is_one else Parts(both[: len(parts)], turns)
+        if hops and isinstance(exchanges, ChangesOnly):
+            relayed = Parts(both[len(parts) :], turns_of(None, named[len(parts) :], True))
+            exchanges = EitherWay(exchanges, relayed, self._agreement.hosts, busiest)
+        self.by_names[names] = Plan(indices, exchanges, traffic, turns)
+
+    def _hops(self, straight: Sequence[TensorMove]) -> tuple[list[RunPart], int]:
+        """The parts of a run in which what these moves bring is passed on, and the bytes of its busiest link. No parts
+        if that is never better: with `only`, less may go over links than is worth a hop more."""
+        hops, hosts = self._agreement.hops, self._agreement.hosts
+        if hops is None:
+            return [], 0
+        direct, relayed = Links.of({move.tensor.name: move.tensor for move in straight}.values(), hosts)
+        is_ever = is_better(relayed.busiest, direct.busiest)
+        return hops.parts(straight) if is_ever else [], relayed.busiest
 
     def _room(
         self,
@@ -175,9 +195,11 @@ class Plans:
         why = f"{cause} copies {copied} bytes before it writes; {remain} buffers."
         return Room(left, lambda needed: needed + copied, why if copied else "")
 
-    def _exchanges(self, schedule: Schedule, wires: list[torch.dtype | None], room: Room) -> tuple[Exchanges, Traffic]:
+    def _exchanges(
+        self, schedule: Schedule, wires: list[torch.dtype | None], room: Room, changes: bool | str
+    ) -> tuple[Exchanges, Traffic]:
         """Make the exchanges of a schedule. Collective."""
-        member, changes = self._group.member, self._changes
+        member = self._group.member
         # A message of changes is packed while the whole message, from which it is made, is still there.
         for_whole, why = room.size, [room.why]
         if changes:
@@ -224,7 +246,7 @@ class Plans:
             )
             moves = [self._agreement.moves[index] for index in in_round]
             wires = [move.tensor.wire if move.tensor.is_cast else None for move in moves]
-            exchanges, traffic = self._exchanges(schedule, wires, room)
+            exchanges, traffic = self._exchanges(schedule, wires, room, False)
             locals_ = {place: move.local for place, move in enumerate(moves) if move.local is not None}
             rounds.append(Round(places, locals_, exchanges))
             traffics.append(traffic)
