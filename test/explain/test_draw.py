@@ -53,7 +53,11 @@ def test_a_flow_has_rows_for_those_that_send_and_columns_for_those_that_get(tmp_
     pytest.importorskip("matplotlib")
     drawn, draw = [], pictures._matrix
     monkeypatch.setattr(pictures, "_matrix", lambda axes, *what: drawn.append(what) or draw(axes, *what))
-    pictures.draw_flow((0, 1, 4, 5), {(1, 4): 8, (0, 5): 16, (0, 1): 0}, ["a title", ""], tmp_path / "flow.png")
+    hosts, lines = {0: "a", 1: "a", 4: "b", 5: "c"}, []
+    monkeypatch.setattr("matplotlib.axes.Axes.axhline", lambda axes, at, **_: lines.append(("row", at)))
+    monkeypatch.setattr("matplotlib.axes.Axes.axvline", lambda axes, at, **_: lines.append(("column", at)))
+    pictures.draw_flow((0, 1, 4, 5), {(1, 4): 8, (0, 5): 16, (0, 1): 0}, ["a title", ""], tmp_path / "flow.png", hosts)
+    assert lines == [("column", 0.5)], "the receivers 4 and 5 are on two hosts"
     pictures.draw_flow((0, 1), {}, ["nothing"], tmp_path / "none.png")
     assert drawn == [([[0, 16], [8, 0]], [0, 1], [4, 5]), ([[0, 0], [0, 0]], [0, 1], [0, 1])]
 

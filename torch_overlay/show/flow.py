@@ -81,7 +81,7 @@ class FlowExplanation(screen.Shown):
         """Write a picture of who sends what to whom. The ending of `path` chooses the format."""
         from .pictures import draw_flow
 
-        draw_flow(self.ranks, self.flow.sent, self.lines(), path)
+        draw_flow(self.ranks, self.flow.sent, self.lines(), path, self.hosts)
 
     def steps(self) -> str:
         """What the overlay does, as one line."""

@@ -11,6 +11,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..distributed._mesh.text import ranks_text
@@ -165,9 +166,15 @@ def draw_plan(ask: Redistribution, plan: ShownPlan, path: str) -> None:
             _nothing_sent(band, plan, ask, after)
 
 
-def draw_flow(ranks: tuple[int, ...], sent: Mapping[tuple[int, int], int], lines: Sequence[str], path: str) -> None:
+def draw_flow(
+    ranks: tuple[int, ...],
+    sent: Mapping[tuple[int, int], int],
+    lines: Sequence[str],
+    path: str,
+    hosts: Mapping[int, str] = MappingProxyType({}),
+) -> None:
     """Draw a matrix of who sends how much to whom, to a file, under the first of `lines`. A rank that sends nothing has
-    no row, and one that gets nothing no column."""
+    no row, and one that gets nothing no column. Dark lines part the hosts, if there are several."""
     _check_count(len(ranks))
     moved = [pair for pair, size in sent.items() if size] or [*itertools.product(ranks, ranks)]
     senders, receivers = (sorted({pair[side] for pair in moved}) for side in (0, 1))
@@ -181,8 +188,14 @@ def draw_flow(ranks: tuple[int, ...], sent: Mapping[tuple[int, int], int], lines
         whole.text(0.5, 1 - 0.1 / height, "\n".join(head), fontweight="bold", ha="center", va="top")
         left = (width - across - bars) / 2
         place = left / width, (0.9 + bars) / height, across / width, down / height
-        _matrix(whole.add_axes(place), matrix, senders, receivers)
-        whole.text(0.5, 0.1 / height, LEGEND, fontsize=9, ha="center", va="bottom")
+        axes = whole.add_axes(place)
+        _matrix(axes, matrix, senders, receivers)
+        for line, side in ((axes.axhline, senders), (axes.axvline, receivers)):
+            for before, (one, other) in enumerate(itertools.pairwise(side)):
+                if hosts.get(one) != hosts.get(other):
+                    line(before + 0.5, color=INK, linewidth=1.5)
+        legend = f"{LEGEND} Dark lines part hosts." if len({hosts.get(rank) for rank in ranks}) > 1 else LEGEND
+        whole.text(0.5, 0.1 / height, legend, fontsize=9, ha="center", va="bottom")
 
 
 def _check_count(ranks: int) -> None:
