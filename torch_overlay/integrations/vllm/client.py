@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -24,6 +25,7 @@ class HTTPClient:
 
     def _post(self, route: str, **body: Any) -> None:
         data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        begun = time.monotonic()
         try:
             urllib.request.urlopen(
                 urllib.request.Request(f"{self.url}/{route}", data, headers), timeout=self.timeout
@@ -31,6 +33,9 @@ class HTTPClient:
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace").strip()
             raise RuntimeError(f"{self.url}/{route} answered {error.code} {error.reason}: {said}") from None
+        except OSError as error:
+            why, seconds = getattr(error, "reason", error), time.monotonic() - begun
+            raise OSError(f"{self.url}/{route}: no answer within {seconds:.1f} s: {why}") from error
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Let the server's workers meet the trainers."""
