@@ -16,22 +16,24 @@ import torch_overlay
 from torch_overlay.testing.hosts import Hosts, sent_bytes
 
 
-def main(job, folder, rank, size, timeout):
+def main(job, folder, rank, size, timeout, rows=512, budget=256 << 20):
     at = f"tcp://{Hosts.address(0)}:29650"
     dist.init_process_group("gloo", at, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
     trains, mesh = rank < 2, DeviceMesh("cpu", [0, 1])
-    whole = {f"w{number}": torch.full((512, 1024), float(number)) + torch.arange(1024) for number in range(4)}  # 8 MB
+    whole = {f"w{number}": torch.full((rows, 1024), float(number)) + torch.arange(1024) for number in range(4)}  # 8 MB
     source = None
     if trains:
         source = {n: distribute_tensor(each, mesh, [Shard(0)], src_data_rank=None) for n, each in whole.items()}
     target = None if trains else {name: torch.zeros_like(each) for name, each in whole.items()}
-    sync = torch_overlay.Transfer(source, target, timeout=timeout)
+    dist.barrier()  # on a busy machine ranks start many seconds apart
+    sync = torch_overlay.Transfer(source, target, timeout=timeout, budget=budget)
     sync.run()
 
     def is_right():
         return trains or all(torch.equal(target[name], each) for name, each in whole.items())
 
     said = {"size": sum(each.nbytes for each in whole.values()), "way": sync._state.agreement.why, "error": None}
+    said["out"] = torch_overlay.explain(sync).links()[0]
     for _ in range(2):  # the second time nothing else is sent meanwhile
         dist.barrier()
         sent = sent_bytes()
@@ -60,4 +62,5 @@ def main(job, folder, rank, size, timeout):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    job, folder, rank, size, timeout, *more = sys.argv[1:]
+    main(job, Path(folder), int(rank), int(size), float(timeout), *map(int, more))
