@@ -124,7 +124,8 @@ def _with_changes(state: TransferState) -> ChangesOnly | None:
     agreement = state.agreement
     if state.group is None or not state.options.changes or agreement.passed or agreement.levels:
         return None
-    return cast("ChangesOnly", state.plans.by_names[None].exchanges)
+    exchanges = state.plans.by_names[None].exchanges
+    return cast("ChangesOnly", getattr(exchanges, "direct", exchanges))  # that of `EitherWay`
 
 
 def _own_moves(state: TransferState, indices: Iterable[int]) -> list[tuple[TensorMove, int]]:

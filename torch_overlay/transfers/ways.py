@@ -27,10 +27,13 @@ class EitherWay:
         direct, relayed: over the same local tensors.
         hosts: on which one each rank is.
         busiest: the bytes that the busiest link has if all is passed on.
+
+    Attributes:
+        direct: as given.
     """
 
     def __init__(self, direct: ChangesOnly, relayed: AnyExchanges, hosts: Mapping[int, str], busiest: int) -> None:
-        self._direct, self._relayed, self._hosts, self._busiest = direct, relayed, hosts, busiest
+        self.direct, self._relayed, self._hosts, self._busiest = direct, relayed, hosts, busiest
         self._ran: AnyExchanges = relayed  # as the first run will
         self.label, self.reads, self.written = "", direct.reads | relayed.reads, frozenset[int]()
         direct.passes_on = self._passes_on
@@ -43,12 +46,12 @@ class EitherWay:
     @property
     def staging(self) -> int:
         """See `AnyExchanges`."""
-        return max(self._direct.staging, self._relayed.staging)
+        return max(self.direct.staging, self._relayed.staging)
 
     @property
     def seconds(self) -> dict[str, float]:
         """See `AnyExchanges`."""
-        return added([self._direct.seconds, self._relayed.seconds if self._ran is self._relayed else {}])
+        return added([self.direct.seconds, self._relayed.seconds if self._ran is self._relayed else {}])
 
     @property
     def sent_bytes(self) -> int:
@@ -63,40 +66,40 @@ class EitherWay:
     @property
     def changed(self) -> tuple[int, int]:
         """See `AnyExchanges`."""
-        return self._direct.changed
+        return self.direct.changed
 
     def _passes_on(self, out: Sequence[int], into: Sequence[int]) -> bool:
         """Decide by the bytes that the first exchange would send from this rank to each, and bring. Collective."""
-        team, links = self._direct.team, Links(Counter(), Counter())
+        team, links = self.direct.team, Links(Counter(), Counter())
         own = self._hosts[team.rank]
         away = [place for place, rank in enumerate(team.ranks) if self._hosts[rank] != own]
         rows = team.gather([sum([sizes[place] for place in away]) for sizes in (out, into)])
         for rank, (sent, came) in zip(team.ranks, rows):
             links.out[self._hosts[rank]] += sent
             links.into[self._hosts[rank]] += came
-        return is_better(self._busiest, links.busiest * self._direct.count)
+        return is_better(self._busiest, links.busiest * self.direct.count)
 
     def run(self, sources: Locals, targets: Locals, going: Going = GOING) -> None:
         """Write all targets. Collective."""
-        self._ran = self._direct
+        self._ran = self.direct
         try:
-            self._direct.run(sources, targets, going)
+            self.direct.run(sources, targets, going)
         except ToPassOn:  # on all ranks, and nothing was sent
             self._ran = self._relayed
             try:
                 self._relayed.run(sources, targets, going)
             except Exception:
-                self._direct.forget()
+                self.direct.forget()
                 raise
-            self._direct.all_have()
+            self.direct.all_have()
         finally:
             self.written = self._ran.written
 
     def forget(self) -> None:
         """See `AnyExchanges`."""
-        self._direct.forget()
+        self.direct.forget()
         self._relayed.forget()
 
     def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
         """See `AnyExchanges`."""
-        self._direct.send_whole_next(ranks)
+        self.direct.send_whole_next(ranks)
