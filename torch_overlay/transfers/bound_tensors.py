@@ -55,11 +55,11 @@ class BoundTensor:
         name: of the whole tensor.
         sharding: of the whole tensor, as all ranks agreed on it; if it lies on several meshes, on this rank's mesh.
         place: where several worlds met, if they did.
-        is_staged: whether it has memory only while it comes.
+        stage: the number of its group, from 1, if it comes in stages; else 0.
 
     Attributes:
         name: of the whole tensor.
-        is_staged: as given, and it is on meta.
+        is_staged: whether it has memory only while it comes.
         location: the address, strides and offset of the local tensor when `problem` last looked; None before. Only
             compared.
     """
@@ -71,11 +71,11 @@ class BoundTensor:
         tensor: DTensor | Plain,
         sharding: Sharding,
         place: Place | None = None,
-        is_staged: bool = False,
+        stage: int = 0,
     ) -> None:
         self._side, self.name, self._tensor, self._sharding, self._place = side, name, tensor, sharding, place
         local = tensor._local_tensor
-        self.is_staged = is_staged and local.is_meta
+        self._stage, self.is_staged = stage, local.is_meta
         self._spec, self._shape, self._dtype, self._device = tensor._spec, local.shape, local.dtype, local.device
         self._shape_and_box = tensor.shape_and_box if isinstance(tensor, Piece) else None
         self.location: object = None
@@ -156,13 +156,11 @@ class BoundTensor:
         return tuple(torch.tensor(self._sharding.ranks, device="cpu").reshape(sizes)[here].flatten().tolist())
 
     def part(self, local: torch.Tensor) -> Part | None:
-        """Describe where this rank's box of the whole tensor lies in memory; None if the box has no element, or the
-        tensor no memory between runs. The rank is in the tensor's mesh."""
-        if self.is_staged:
-            return None
+        """Describe where this rank's box of the whole tensor lies in memory; None if the box has no element. The rank
+        is in the tensor's mesh."""
         mesh = self._tensor.device_mesh
         box = self.box if mesh is None else self._sharding.regions.box(mesh.get_coordinate())
-        return part_of(self.name, cast("Box", box), local)
+        return part_of(self.name, cast("Box", box), local, self._stage)
 
     @property
     def device(self) -> torch.device:
@@ -299,7 +297,6 @@ def bind_side(
     stages: Stages | None = None,
 ) -> list[BoundTensor | None]:
     """Find this rank's tensor for each move, on one side. Nothing is compared."""
-    staged = frozenset() if stages is None or side == SIDES[0] else stages.by_name.keys()
     bound: list[BoundTensor | None] = []
     for tensor, numbers, *_ in moves:
         own, number = given.get(tensor.name), numbers[SIDES.index(side)]
@@ -316,7 +313,8 @@ def bind_side(
             # This rank's tensor is on one of several meshes, or on one, where other ranks have it in another way.
             if sharding.meshes > 1 or (sharding.pieces and mesh is not None):
                 sharding = sharding_of(tensor.name, cast("DTensor", own), Meshes(place))
-            bound.append(BoundTensor(side, tensor.name, own, sharding, place, tensor.name in staged))
+            stage = 0 if stages is None or side == SIDES[0] else stages.number(tensor.name)
+            bound.append(BoundTensor(side, tensor.name, own, sharding, place, stage))
     return bound
 
 

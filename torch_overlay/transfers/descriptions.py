@@ -163,8 +163,7 @@ def describe(
         targets = [
             part
             for name, given in sides[1].items()
-            if name not in staged
-            for part in _parts(name, given, by_side[1][name], meshes)
+            for part in _parts(name, given, by_side[1][name], meshes, 0 if stages is None else stages.number(name))
         ]
         # Of targets alone: sources that share memory are only read.
         shared = Shared.of({}, dict(enumerate(targets)))
@@ -180,15 +179,15 @@ def describe(
         return Described(Description({}, {}, f"{type(error).__name__}: {error}"), ({}, {}), error)
 
 
-def _parts(name: str, given: Given, sharding: Sharding, meshes: Meshes) -> list[Part]:
+def _parts(name: str, given: Given, sharding: Sharding, meshes: Meshes, stage: int) -> list[Part]:
     """Return which boxes of a tensor lie where in this rank's memory; without those that have no element."""
     if isinstance(given, DTensor):
         coordinate = meshes.view(given.device_mesh).coordinate
         box = None if coordinate is None else sharding.regions.box(coordinate)
-        parts = [] if box is None else [part_of(name, box, given._local_tensor)]
+        parts = [] if box is None else [part_of(name, box, given._local_tensor, stage)]
     else:
         pieces = given.pieces if isinstance(given, Pieces) else (given,)
-        parts = [part_of(name, piece.shape_and_box[1], piece._local_tensor) for piece in pieces]
+        parts = [part_of(name, piece.shape_and_box[1], piece._local_tensor, stage) for piece in pieces]
     return [part for part in parts if part is not None]
 
 

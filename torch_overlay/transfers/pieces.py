@@ -442,13 +442,17 @@ def settled(local: torch.Tensor) -> torch.Tensor:
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
-def part_of(name: str, box: Box, local: torch.Tensor) -> Part | None:
-    """Describe where a box of a tensor lies in the memory of a local tensor; None if it has no element."""
+def part_of(name: str, box: Box, local: torch.Tensor, stage: int = 0) -> Part | None:
+    """Describe where a box of a tensor lies in the memory of a local tensor; None if it has no element. A tensor on
+    meta shares memory with views of its storage that come in the same stage."""
     local = settled(local)
     if not local.numel():
         return None
     size = local.element_size()
-    memory = Memory(local.data_ptr(), tuple(local.shape), tuple([size * stride for stride in local.stride()]), size)
+    address = local.data_ptr()
+    if local.is_meta:  # beyond all addresses, and as far from other storages as these can be long
+        address = ((stage << 64) + local.untyped_storage()._cdata << 64) + local.storage_offset() * size
+    memory = Memory(address, tuple(local.shape), tuple([size * stride for stride in local.stride()]), size)
     return Part(name, str(local.dtype), box, memory)
 
 

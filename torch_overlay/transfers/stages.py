@@ -44,7 +44,7 @@ class Stage:
             memory = {each: torch.UntypedStorage(one.nbytes(), device=device) for each, one in self._memory.items()}
             flat = [[_bytes(storage) for storage in some.values()] for some in (memory, self._memory)]
             torch._foreach_copy_(*flat)
-        self._finish({name: _given(self.leaves[name], memory, device) for name in self.names})
+        self._finish({name: _given(self.leaves[name], memory, device, is_copied) for name in self.names})
 
     def free(self) -> None:
         """Let go of the memory."""
@@ -55,16 +55,21 @@ def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload,no-any-return]
 
 
-def _given(leaf: Any, memory: dict[int, torch.UntypedStorage], device: torch.device) -> Any:
+def _given(leaf: Any, memory: dict[int, torch.UntypedStorage], device: torch.device, is_copied: bool) -> Any:
+    def given(tensor: torch.Tensor) -> torch.Tensor:
+        if is_copied and not tensor.is_meta:  # what the function wrote there would be wrong after the next changes
+            return tensor.detach().clone()
+        return _with_memory(tensor, memory, device)
+
     if isinstance(leaf, tuple):
-        return tuple([_given(piece, memory, device) for piece in leaf])
+        return tuple([_given(piece, memory, device, is_copied) for piece in leaf])
     if isinstance(leaf, Piece):
-        return _with_memory(leaf._local_tensor, memory, device)
+        return given(leaf._local_tensor)
     if isinstance(leaf, DTensor):
-        local, lies = _with_memory(leaf._local_tensor, memory, device), (leaf.shape, leaf.stride())
+        local, lies = given(leaf._local_tensor), (leaf.shape, leaf.stride())
         placed = leaf.device_mesh, leaf.placements
         return DTensor.from_local(local, *placed, run_check=False, shape=lies[0], stride=lies[1])
-    return _with_memory(leaf, memory, device)
+    return given(leaf)
 
 
 def _with_memory(tensor: torch.Tensor, memory: dict[int, torch.UntypedStorage], device: torch.device) -> torch.Tensor:
@@ -115,6 +120,10 @@ class Stages:
         """The names of each group."""
         return [[*stage.names] for stage in self.every]
 
+    def number(self, name: str) -> int:
+        """The number of a name's group, from 1; 0 if it is in none."""
+        return 1 + self.every.index(self.by_name[name]) if name in self.by_name else 0
+
     def place(self, given: Iterable[Any]) -> None:
         """Decide on the device: that of the first tensor here that has memory; if none has, torch's default device."""
         devices = [local.device for leaf in given for local in _locals_of(leaf) if not local.is_meta]
@@ -130,9 +139,6 @@ class Stages:
         missing = [name for name in self.by_name if leaves.get(name) is None]
         if missing:
             raise ValueError(f"stages= has {', '.join(map(repr, missing[:5]))}, and the target on this rank doesn't")
-        real = [name for name in self.by_name if not any(each.is_meta for each in _locals_of(leaves[name]))]
-        if real:
-            raise ValueError(f"stages= takes targets on meta, and {real[0]!r} has memory: leave it out of stages=")
         self.free()
         for name, stage in self.by_name.items():
             stage.leaves[name] = leaves[name]
