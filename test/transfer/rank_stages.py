@@ -136,6 +136,7 @@ class StageCases:
 
         def finish(tensors):
             ((name, tensor),) = tensors.items()
+            self.assertIn(f"function for the stage of {name!r}", transfer._state.group.watch.position.text)
             trace.append((name, len(live), bool((tensor == torch.arange(float(len(tensor))) + int(name[1:])).all())))
 
         groups = [([f"w{n}"], finish) for n in range(len(sizes))] if target else []
@@ -245,6 +246,7 @@ class StageCases:
         for groups, kind in (
             ([("ab", print)], TypeError),
             ([(["a"], 3)], TypeError),
+            ([(3, print)], TypeError),
             ([(["a", "a"], print)], ValueError),
         ):
             with self.assertRaisesRegex(kind, "stages= takes"):

@@ -311,6 +311,11 @@ class Watch:
         position = self._at[0]
         self._at = Position(position.run, position.step + 1, waits, text), time.monotonic()
 
+    def does(self, text: str) -> None:
+        """Note what this rank does within its step, in words. Steps are counted as before, alike on all ranks."""
+        position, since = self._at
+        self._at = position._replace(text=text), since
+
     def came(self) -> None:
         """Note that all ranks have come for which this step waited. What fails from now on is this rank's own fault."""
         position, since = self._at

@@ -7,7 +7,7 @@ and the third one of round 1. So each host sends and receives at once. Start at 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._planner.piece_moves import Pieced, PieceMove
@@ -176,9 +176,10 @@ class Parts(InTurn):
         """Run all parts. Collective."""
         targets = [*targets]
         self.turns.start(targets)
+        finish = partial(self.turns.finish, going.watch)
         try:
-            self._run_parts(sources, targets, going._replace(began=self.turns.finish))
-            self.turns.finish()
+            self._run_parts(sources, targets, going._replace(began=finish))
+            finish()
         finally:
             self.turns.free()
 

@@ -523,6 +523,7 @@ class Run:
         self._is_exchanged = True
         if plan.turns.error is not None:
             self._raised, self._changed = plan.turns.error, [*self._changed, plan.turns.problem]
+            plan.turns.error = None  # its traceback holds what the function had
         transfer.wrote |= memory_of_targets(transfer, self.indices, self.targets)
         transfer.needs_whole = False
         transfer.version, ran = decision.version, plan.exchanges

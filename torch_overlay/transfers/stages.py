@@ -7,6 +7,7 @@ a run they come one group after the other, and while the function works, the nex
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,9 @@ from ..distributed._torch import span
 from .pieces import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from ..rendezvous.watch import Watch
 
     Finish = Callable[[dict[str, Any]], object]
 
@@ -105,7 +108,7 @@ class Stages:
         self.device = torch.device("cpu")
         for entry in given:
             names, finish = entry if isinstance(entry, (tuple, list)) and len(entry) == 2 else (None, None)
-            listed: list[Any] = [None] if names is None or isinstance(names, str) else [*names]
+            listed: list[Any] = [None] if isinstance(names, str) or not isinstance(names, Iterable) else [*names]
             if not callable(finish) or not listed or not all(isinstance(name, str) for name in listed):
                 raise TypeError(f"stages= takes pairs of several names and a function of a dict; got {entry!r}.")
             stage = Stage(listed, finish)
@@ -201,7 +204,7 @@ class Turns:
         """Note which groups have come with this part. `finish` is called when the next part is under way."""
         self._came += self._ends[part]
 
-    def finish(self) -> None:
+    def finish(self, watch: Watch | None = None) -> None:
         """Call the functions of the groups that have come, and let go of their memory. Raises nothing; after an error
         no further function is called in this run, so that what they haven't touched stays."""
         came, self._came = self._came, []
@@ -209,6 +212,8 @@ class Turns:
             try:
                 begun = time.perf_counter()
                 if self.error is None:
+                    if watch is not None:  # others that wait hear what for
+                        watch.does(f"the function for the stage of {stage.names[0]!r}")
                     with span("a stage's function"), torch.inference_mode(False), torch.no_grad():
                         stage.finish(self._device, is_copied=self._keeps)
                 self.seconds += time.perf_counter() - begun
