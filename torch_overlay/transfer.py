@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
-from threading import Lock
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakSet
 
@@ -159,6 +159,7 @@ class Transfer:
 
         grouped = Stages(stages) if (stages := [*stages]) else None
         self._running, self._is_closed, self._process = Lock(), False, os.getpid()
+        self._runs_on: int | None = None  # a thread, while a run goes on there
         self._names, self._progress, self._at_least, self.budget = names, progress, at_least, options.budget
         self._trees: list[Any] = []  # at an open place: what the Transfer is made of anew
         self._fleet: Fleets | None = None
@@ -359,14 +360,27 @@ class Transfer:
                 run.hold()
 
         def job(sent: Callable[[], None]) -> str:
-            with self._telling_interrupts(), span(f"Transfer of {counted(len(run.indices), 'tensor')}"):
-                return run.go(sent)
+            self._runs_on = get_ident()
+            try:
+                with self._telling_interrupts(), span(f"Transfer of {counted(len(run.indices), 'tensor')}"):
+                    return run.go(sent)
+            finally:
+                self._runs_on = None
 
         return job
 
     def _telling_interrupts(self) -> AbstractContextManager[None]:
         """Tell the other ranks at once if Ctrl-C ends the block."""
         return contextlib.nullcontext() if self._state.group is None else self._state.group.telling_interrupts()
+
+    def _wait_for_turn(self) -> Lock:
+        """Return `_running`, to wait for it; raise in a function that a run calls, which would wait for itself."""
+        if self._runs_on == get_ident():
+            raise RuntimeError(
+                "A function of stages= or progress= can't close or bind its own Transfer, or let it forget: the run "
+                "waits for the function. Do that after the run."
+            )
+        return self._running
 
     def _take_turn(self) -> None:
         """Acquire `_running`, so that no other thread runs or closes the Transfer until it is released."""
@@ -453,7 +467,7 @@ class Transfer:
         from .transfers.run import memory_problems
         from .transfers.trees import leaves
 
-        with self._running:
+        with self._wait_for_turn():
             if self._is_closed:
                 raise RuntimeError(CLOSED)
             trees = [old if new is None else new for old, new in zip(self._trees, (source, target))]
@@ -494,7 +508,7 @@ class Transfer:
 
         Not collective. The next run makes them anew; with `changes` it sends everything from and to this rank.
         """
-        with self._running:
+        with self._wait_for_turn():
             if self.traffic and not self._is_closed:
                 self._state.buffers.forget()
                 self._state.last_runs = {}
@@ -512,7 +526,7 @@ class Transfer:
         the background, and up to two seconds for a store that doesn't answer. Logs the error of a run in the background
         for which nobody called `wait`. A second call does nothing.
         """
-        with self._running:
+        with self._wait_for_turn():
             self._log_unheard()
             self._close()
 

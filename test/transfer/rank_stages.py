@@ -226,6 +226,19 @@ class StageCases:
             transfer.run()
         self.assertEqual(got, [{"a": torch.arange(8.0), "b": torch.arange(8.0) + 8}])
 
+    def test_a_function_cant_close_its_transfer(self):
+        """It would wait for the run, and the run for it."""
+        source = {"a": torch.ones(3)} if self.rank == 0 else None
+        target = {"a": torch.empty(3, device="meta")} if self.rank == 7 else None
+        for name in ("close", "bind", "forget"):
+            finish = lambda _, name=name: getattr(transfer, name)()
+            with torch_overlay.Transfer(source, target, stages=[(["a"], finish)] if target else ()) as transfer:
+                for background in (False, True) if transfer.traffic else ():
+                    with self.assertRaisesRegex(ValueError, "rank 7: .*raised RuntimeError: .* its own Transfer"):
+                        running = transfer.run(async_op=background)
+                        if running is not None:
+                            running.wait()
+
     def test_what_stages_refuses(self):
         mine = {"a": torch.ones(3), "b": torch.ones(2)}
         on = {name: each.to("meta") for name, each in mine.items()}
