@@ -97,8 +97,10 @@ class Transfer:
             on meta, come one group after the other into memory that is freed again: when a group has come, its
             function is called with a dict of them by name, while the next group is under way. A DTensor or a tensor is
             given as it is, a piece as its tensor, pieces as a tuple of tensors; views of one tensor are views of one
-            tensor again. Two groups have memory at one time, beside the budget; with `relay` up to four. With
-            `changes` all keep it, and functions get copies.
+            tensor again. Two groups have memory at one time, beside the budget; with `relay` up to four, and more
+            where ranks give groups in different orders. A group takes the whole storage of each of its tensors. With
+            `changes` all keep it, and functions get copies. At an open place a function may be called again in one run,
+            if another server is dropped.
         host: a name for the machine on which this rank is. By default ``NCCL_HOSTID``, or the host's name and boot id.
 
     Attributes:
