@@ -431,8 +431,8 @@ class Run:
                 self._exchange(decision, (lambda: self._note_changes(sent)) if is_background else sent)
                 if decision.is_background or self._transfer.agreement.levels:
                     changed = self._problems_after()
-                    # What a sender kept and what it sent may be of two moments, too.
-                    self._transfer.needs_whole |= bool(changed and self._transfer.options.changes)
+                    if changed.problems and decision.is_background and self._transfer.options.changes:
+                        self._transfer.needs_whole = True  # what a sender kept and what it sent may be of two moments
         self.raise_if_any(problems)
         if changed.problems:
             what, advice = "what came is of two moments", "Wait until sent(), or run with snapshot=True."
