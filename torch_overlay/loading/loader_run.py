@@ -672,11 +672,11 @@ class ModelMemory:
                         # One parameter under two names stays one.
                         tensor = made.setdefault(id(tensor), as_on_meta(tensor, real[storage]))
                     table[key] = tensor
-                _set_table(module, name, table)
+                set_table(module, name, table)
             yield real
         finally:
             for module, name, table in saved:
-                _set_table(module, name, table)
+                set_table(module, name, table)
 
     def change(self, model: torch.nn.Module, storages: Collection[int]) -> str | None:
         """Say what has changed in the model since this was made, in words: a name, a shape or a type, or the address of
@@ -744,7 +744,8 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from (tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None)
 
 
-def _set_table(module: torch.nn.Module, name: str, values: Mapping[str, Any]) -> None:
+def set_table(module: torch.nn.Module, name: str, values: Mapping[str, Any]) -> None:
+    """Replace what a module has in one of its tables, such as "_parameters"."""
     table = getattr(module, name)
     table.clear()
     table.update(values)

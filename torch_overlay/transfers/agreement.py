@@ -21,7 +21,7 @@ from .descriptions import SIDES, Description, all_from_data, as_data, boxed, des
 from .hops import Hops, hops_of
 from .hosts import own_host, passes_on
 from .pieces import digests_of
-from .relays import in_turns, relays_of
+from .relays import passings_by_turn, relays_of
 from .replicas import replica_problems
 from .stages import levels_of, torn_groups
 from .tensor_moves import TensorMove, check_nothing_is_lost, moves_of, moves_of_checkpoint, own_moves, tensors_as_read
@@ -257,7 +257,7 @@ def _plan(
             is_passed, why = False, f"{why}, in runs that would send more than that"
     hosts = meeting.owns if is_passed else None
     if levels:
-        relays = in_turns(as_read, levels, hosts)
+        relays = passings_by_turn(as_read, levels, hosts)
     else:
         relays = relays_of(as_read, hosts, has_rounds=contents is None) if hosts is not None else {}
     if contents is None:

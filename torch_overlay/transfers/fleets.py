@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .changes import ChangesOnly, Kept
     from .run import TransferState, Unfit
     from .tensor_moves import TensorMove
+    from .ways import EitherWay
 
 RETRIES = 2  # of what failed, though all ranks are there
 
@@ -119,13 +120,12 @@ def _take_over(new: TransferState, old: TransferState, kept: Kept) -> None:
     new.needs_whole = old.needs_whole or bool(problems) or any(wrote.get(key) != where for key, where in now.items())
 
 
-def _with_changes(state: TransferState) -> ChangesOnly | None:
+def _with_changes(state: TransferState) -> ChangesOnly | EitherWay | None:
     """Return the exchanges of a run of all tensors; None without `changes`, or where these are several."""
     agreement = state.agreement
     if state.group is None or not state.options.changes or agreement.passed or agreement.levels:
         return None
-    exchanges = state.plans.by_names[None].exchanges
-    return cast("ChangesOnly", getattr(exchanges, "direct", exchanges))  # that of `EitherWay`
+    return cast("ChangesOnly | EitherWay", state.plans.by_names[None].exchanges)
 
 
 def _own_moves(state: TransferState, indices: Iterable[int]) -> list[tuple[TensorMove, int]]:

@@ -81,7 +81,7 @@ def relays_of(
     return relays
 
 
-def in_turns(
+def passings_by_turn(
     tensors: Sequence[Tensor], levels: Mapping[str, int], hosts: Mapping[int, str] | None
 ) -> dict[str, list[Passing]]:
     """Plan tensors that come in turns (`stages.levels_of`), each turn in rounds after those of the turns before.

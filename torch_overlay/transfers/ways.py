@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from .blocks import Locals
-    from .changes import ChangesOnly
+    from .changes import ChangesOnly, Kept
     from .exchanges import AnyExchanges, Going
 
 
@@ -27,13 +27,10 @@ class EitherWay:
         direct, relayed: over the same local tensors.
         hosts: on which one each rank is.
         busiest: the bytes that the busiest link has if all is passed on.
-
-    Attributes:
-        direct: as given.
     """
 
     def __init__(self, direct: ChangesOnly, relayed: AnyExchanges, hosts: Mapping[int, str], busiest: int) -> None:
-        self.direct, self._relayed, self._hosts, self._busiest = direct, relayed, hosts, busiest
+        self._direct, self._relayed, self._hosts, self._busiest = direct, relayed, hosts, busiest
         self._ran: AnyExchanges = relayed  # as the first run will
         self.label, self.reads, self.written = "", direct.reads | relayed.reads, frozenset[int]()
         direct.passes_on = self._passes_on
@@ -46,12 +43,12 @@ class EitherWay:
     @property
     def staging(self) -> int:
         """See `AnyExchanges`."""
-        return max(self.direct.staging, self._relayed.staging)
+        return max(self._direct.staging, self._relayed.staging)
 
     @property
     def seconds(self) -> dict[str, float]:
         """See `AnyExchanges`."""
-        return added([self.direct.seconds, self._relayed.seconds if self._ran is self._relayed else {}])
+        return added([self._direct.seconds, self._relayed.seconds if self._ran is self._relayed else {}])
 
     @property
     def sent_bytes(self) -> int:
@@ -66,40 +63,48 @@ class EitherWay:
     @property
     def changed(self) -> tuple[int, int]:
         """See `AnyExchanges`."""
-        return self.direct.changed
+        return self._direct.changed
 
     def _passes_on(self, out: Sequence[int], into: Sequence[int]) -> bool:
         """Decide by the bytes that the first exchange would send from this rank to each, and bring. Collective."""
-        team, links = self.direct.team, Links(Counter(), Counter())
+        team, links = self._direct.team, Links(Counter(), Counter())
         own = self._hosts[team.rank]
         away = [place for place, rank in enumerate(team.ranks) if self._hosts[rank] != own]
         rows = team.gather([sum([sizes[place] for place in away]) for sizes in (out, into)])
         for rank, (sent, came) in zip(team.ranks, rows):
             links.out[self._hosts[rank]] += sent
             links.into[self._hosts[rank]] += came
-        return is_better(self._busiest, links.busiest * self.direct.count)
+        return is_better(self._busiest, links.busiest * self._direct.count)
 
     def run(self, sources: Locals, targets: Locals, going: Going = GOING) -> None:
         """Write all targets. Collective."""
-        self._ran = self.direct
+        self._ran = self._direct
         try:
-            self.direct.run(sources, targets, going)
+            self._direct.run(sources, targets, going)
         except ToPassOn:  # on all ranks, and nothing was sent
             self._ran = self._relayed
             try:
                 self._relayed.run(sources, targets, going)
             except Exception:
-                self.direct.forget()
+                self._direct.forget()
                 raise
-            self.direct.all_have()
+            self._direct.all_have()
         finally:
             self.written = self._ran.written
 
+    def give(self, labels: Sequence[object]) -> Kept:
+        """See `ChangesOnly`."""
+        return self._direct.give(labels)
+
+    def take(self, kept: Kept, labels: Sequence[object]) -> None:
+        """See `ChangesOnly`."""
+        self._direct.take(kept, labels)
+
     def forget(self) -> None:
         """See `AnyExchanges`."""
-        self.direct.forget()
+        self._direct.forget()
         self._relayed.forget()
 
     def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
         """See `AnyExchanges`."""
-        self.direct.send_whole_next(ranks)
+        self._direct.send_whole_next(ranks)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_overlay.loading.loader_run import set_table
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
@@ -24,11 +26,8 @@ class Layouts:
     def __init__(self) -> None:
         steps: Any = importlib.import_module(f"{_RELOAD}.layerwise")
         meta: Any = importlib.import_module(f"{_RELOAD}.meta")
-        self._info, self._process, self._loader_of = (
-            steps.get_layerwise_info,
-            steps._layerwise_process,
-            steps._get_original_loader,
-        )
+        self._info, self._process = steps.get_layerwise_info, steps._layerwise_process
+        self._loader_of = steps._get_original_loader
         self._restore, self._to_meta = meta.restore_layer_on_meta, meta.to_meta_tensor
         # Attention, whose own weights are made at the end of a reload. Up to 0.30 its classes are named there.
         is_deferred = getattr(steps, "is_deferred_attention_layer", None)
@@ -66,8 +65,9 @@ class Layouts:
                             tensor.weight_loader = self._loader_of(tensor)
             yield
         finally:
-            for module, tables, passing in saved:
-                _put(module, tables)
+            for module, (parameters, buffers), passing in saved:
+                set_table(module, "_parameters", parameters)
+                set_table(module, "_buffers", buffers)
                 module._non_persistent_buffers_set = passing
 
     def process(self, module: torch.nn.Module, served: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -90,9 +90,3 @@ def served_by(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters and the buffers of a layer, by name."""
     tables = [{name: each for name, each in table.items() if each is not None} for table in _tables(module)]
     return tables[0], tables[1]
-
-
-def _put(module: torch.nn.Module, tables: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    for table, before in zip((module._parameters, module._buffers), tables):
-        table.clear()
-        table.update(before)

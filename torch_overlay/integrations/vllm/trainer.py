@@ -250,9 +250,8 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         except Exception as error:
             self._own_error = error
             why = f"{type(error).__name__}: {error}"
-            if (
-                MOVED in transfer.refuse(why) and not self._is_open
-            ):  # by some worker, so that all plan anew: they hear the reason there
+            # By some worker, so that all plan anew: they hear the reason there.
+            if MOVED in transfer.refuse(why) and not self._is_open:
                 refuse_transfer(self._place, why)  # type: ignore[arg-type]
             raise
         except BaseException:  # interrupted: the others hear of it when our connections close
