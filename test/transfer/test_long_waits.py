@@ -1,8 +1,10 @@
 """Who waits or works for long says so once: for what, for which ranks, how long. Ranks are threads of this process."""
 
 import contextlib
+import datetime
 import json
 import logging
+import socket
 import struct
 import threading
 import time
@@ -10,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import forks
 import torch_overlay
 import torch_overlay.transfers.making  # which takes a second, in which nobody waits
-from torch_overlay.rendezvous import long_waits, watch
+from torch_overlay.rendezvous import long_waits, traffic, watch
 from torch_overlay.transfers import checkpoint
 from way import needs_package
 
@@ -131,3 +134,40 @@ def test_a_block_that_is_done_in_time_says_nothing(caplog):
         pass
     time.sleep(2 * LONG)
     assert said(caplog) == [] and threading.active_count() <= threads
+
+
+def test_no_wait_ends_while_bytes_come():
+    """Over a slow link: on rank 1 bytes come; rank 2 waits in the same step, and rank 0 for both in the next one. Once
+    nothing moves, all of them end within the timeout."""
+    store, closed, timeout = dist.HashStore(), [], 0.5
+    carried = {1: time.monotonic}  # of rank 1 they grow
+    watches = []
+    for rank in range(3):
+        close, count = (lambda rank=rank: closed.append(rank)), (lambda rank=rank: carried.get(rank, int)())
+        watches.append(watch.Watch(range(3), rank, store, datetime.timedelta(seconds=timeout), 0, close, count))
+        watches[rank].begin("the report", waits=True)
+        watches[rank].enter("an exchange", waits=True)
+    watches[0].enter("the end", waits=True)
+    time.sleep(4 * timeout)
+    assert not closed
+    del carried[1]
+    until = time.monotonic() + 20 * timeout
+    while not closed and time.monotonic() < until:
+        time.sleep(0.01)
+    assert closed
+    for each in watches:
+        each.close()
+
+
+def test_connections_count_what_they_carry():
+    connections, before = traffic.Connections(), socket.create_server(("127.0.0.1", 0))
+    with connections.opening():
+        client = socket.create_connection(before.getsockname())
+        server, _ = before.accept()
+    with before, client, server:
+        client.sendall(bytes(1000))
+        server.recv(1000, socket.MSG_WAITALL)
+        server.sendall(bytes(10))
+        client.recv(10, socket.MSG_WAITALL)
+        assert connections.carried >= 2 * 1010
+    assert not connections.carried

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ..distributed._mesh.text import of_ranks
 from .meeting import Place, in_world
 from .team import Common, Team, is_made_by_all, new_group
+from .traffic import Connections
 from .watch import CLOSED, CONNECT, ENDED, OVER, Watch
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class TransferGroup:
                 meeting.timeout,
                 meeting.keeper,
                 self._close_connections,
+                self._carried,
                 lambda: common.count_failure(self.ranks),
                 keeps_store=meeting.rank == (0 if meeting.keeper is None else meeting.keeper),
                 ends_surely=self._place is not None and self._place.fleet is not None,
@@ -112,12 +114,15 @@ class TransferGroup:
         If the group isn't gloo's and the watch was started before, a control group is made beside it; none is where all
         ranks of the world must make each group.
         """
-        if self._place is not None:
-            team = self._place.team(self.ranks, self._device_type)
-        else:
-            group = new_group(self.ranks, meeting.ranks, max(meeting.timeout, CONNECT))
-            team = None if group is None else Team.of(group, self._device)
+        connections = Connections()
+        with connections.opening():
+            if self._place is not None:
+                team = self._place.team(self.ranks, self._device_type)
+            else:
+                group = new_group(self.ranks, meeting.ranks, max(meeting.timeout, CONNECT))
+                team = None if group is None else Team.of(group, self._device)
         if team is not None and team.group is not None:
+            team.connections = connections
             # gloo carries control messages in the group itself. Where all ranks of the world have to make each group, a
             # second one is left out, and the tensors' group carries these messages, too.
             if team.control is None and self.watch is not None and not is_made_by_all():
@@ -167,6 +172,10 @@ class TransferGroup:
         """End all waits of this rank in the group. Called by the watch."""
         if self.team is not None:
             self.team.close_connections()
+
+    def _carried(self) -> int:
+        """The bytes that the group's connections carried. Called by the watch."""
+        return 0 if self.team is None else self.team.connections.carried
 
     def end_watch(self, why: str = CLOSED) -> None:
         """Close the watch, if there is one, and set `watch` to None. The other ranks can still read how far this rank

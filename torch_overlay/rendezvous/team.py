@@ -30,6 +30,7 @@ from torch.distributed.distributed_c10d import ProcessGroup
 from ..distributed import config
 from ..distributed._mesh.text import of_ranks
 from ..distributed.distributed_c10d import MemberNames
+from .traffic import Connections
 from .watch import GivenUp, in_time, interruptibly
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 
 LATER = timedelta(seconds=60)  # by which a backend's own timeout comes after that of the watch
+# On gloo, where one message over a slow link may take many timeouts, and the watch lets it as long as bytes come.
+LATER_ON_GLOO = timedelta(hours=24)
 ABORT = 5.0  # seconds that a backend gets to abort a group; after that nobody waits for it any more
 NEVER_SENT = (1 << 31) - 1  # a tag that no message has
 CONTROL_TAGS = 1 << 20  # tags of teams that share a control group; 0 is the tag where one group carries both
@@ -233,6 +236,7 @@ class Team:
         control: the gloo group for control messages; None where torch has no gloo. All-gathers in `group` carry them
             then.
         gives_up: whether nobody waits any more for messages; None if somebody always does.
+        connections: those of the groups.
     """
 
     def __init__(
@@ -248,6 +252,7 @@ class Team:
         self.control, self._tag = group if self.is_on_gloo else None, 0
         self._limit: timedelta | None = None  # the timeout of messages; None is that of the group
         self.gives_up: Callable[[], bool] | None = None
+        self.connections = Connections()
         self._is_stuck = False  # whether a collective in a group doesn't end
 
     @staticmethod
@@ -266,7 +271,7 @@ class Team:
 
         An NCCL rank whose backend came first ended its process, and said nothing of who was missing.
         """
-        self._limit = timeout + LATER
+        self._limit = timeout + (LATER_ON_GLOO if self.is_on_gloo else LATER)
         for group in self._groups:
             for device in group._device_types:
                 try:

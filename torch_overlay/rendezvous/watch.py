@@ -3,7 +3,8 @@
 Each rank has a watch for each of its transfers. It knows in which run and step the rank is, and whether the rank waits
 for others there. Two threads look after all watches of a process, and launch nothing on a device:
 
-- the clock ends a wait that takes longer than the timeout, by closing the connections of that transfer;
+- the clock ends a wait in which nothing moved for longer than the timeout, by closing the connections of that transfer
+  (over a slow link, on which bytes come, a wait may take many timeouts);
 - the listener asks the store once a second whether another rank has failed. If so, it answers with the step in which
   this rank is, and closes the connections, too.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -182,6 +184,7 @@ class Position(NamedTuple):
         waits: True if it waits for other ranks in this step.
         text: the step in words; CLOSED or ENDED if the rank has left.
         seconds: for how long it has been in this step.
+        still: for how long nothing was sent or came there.
     """
 
     run: int
@@ -189,6 +192,7 @@ class Position(NamedTuple):
     waits: bool
     text: str
     seconds: float = 0.0
+    still: float = 0.0
 
     @property
     def in_words(self) -> str:
@@ -216,6 +220,25 @@ class Failure(NamedTuple):
     is_timeout: bool
 
 
+class Traffic(NamedTuple):
+    """When bytes moved last on this rank: in which run and step, how many its connections had carried, and when the
+    clock saw it; 0 if it saw none."""
+
+    step: tuple[int, ...]
+    carried: int
+    moved: float
+
+
+class Lease(NamedTuple):
+    """How long this rank may wait in its step because bytes move elsewhere: the step, how often the ranks were asked,
+    until when, and the answer that extends it, if they are asked now."""
+
+    step: tuple[int, ...]
+    number: int
+    until: float
+    ends: Future[float] | None
+
+
 class Watch:
     """The watch of one transfer on one rank.
 
@@ -226,6 +249,7 @@ class Watch:
         timeout: how long the rank waits for others in one step.
         keeper: the rank whose process has the store; None if nobody knows.
         close_connections: ends all waits in the transfer's groups with an error. Called once, by any thread.
+        carried: the bytes that the connections carried so far. Called by the clock.
         count_failure: called before other ranks hear of a failure of this rank.
         keeps_store: whether the store may end with this process.
         ends_surely: whether a run doesn't end on this rank once others may have heard that it failed, so that all know
@@ -248,6 +272,7 @@ class Watch:
         timeout: timedelta,
         keeper: int | None,
         close_connections: Callable[[], None],
+        carried: Callable[[], int] = int,
         count_failure: Callable[[], object] = lambda: None,
         keeps_store: bool = False,
         ends_surely: bool = False,
@@ -257,11 +282,13 @@ class Watch:
         self._keeps_store = keeps_store
         self._store = store
         self._close_connections, self._count_failure = close_connections, count_failure
+        self._carried, self._traffic = carried, Traffic((0, 0), 0, 0.0)
+        self._lease: Lease | None = None
         # The position and when it was entered. Replaced as a whole, since other threads read it without a lock.
         self._at = Position(0, 0, False, "making"), time.monotonic()
         self._begun = time.monotonic()  # the run
         self._said = -1, -1  # the last runs in which this rank said that it works, or waits, for long
-        self._long_runs: list[int] = []  # those of which the store has what a rank found that waited for long
+        self._asked: list[str] = []  # under which keys ranks that waited for long asked all others
         self._heard = 0  # calls of other ranks that this one has answered
         self._can_listen = True  # whether the store still answers
         self._lock = threading.Lock()
@@ -280,8 +307,9 @@ class Watch:
     @property
     def position(self) -> Position:
         """Where this rank is now."""
-        position, since = self._at
-        return position._replace(seconds=time.monotonic() - since)
+        (position, since), traffic, now = self._at, self._traffic, time.monotonic()
+        moved = traffic.moved if traffic.step == position[:2] else 0.0
+        return position._replace(seconds=now - since, still=now - max(since, moved))
 
     def begin(self, text: str, waits: bool = False) -> bool:
         """Note that this rank begins its next run. If the connections were closed since the last run, this first
@@ -489,19 +517,61 @@ class Watch:
     def check_timeout(self) -> None:
         """Close the connections if this rank waits for longer than the timeout. Called by the clock."""
         position = self.position
-        limit = self.timeout if position.run else max(self.timeout, CONNECT)
-        if position.waits and position.seconds > limit.total_seconds() and not self.is_cut:
+        limit = (self.timeout if position.run else max(self.timeout, CONNECT)).total_seconds()
+        if self.is_cut:
+            return
+        if position.waits and self._is_over(position, limit):
             self._is_late = True
             self.cut()
-        elif position.step not in (0, OVER) and not self.is_cut:
-            self._say_if_long(position, limit.total_seconds())
+        elif position.step not in (0, OVER):
+            self._say_if_long(position, limit)
+
+    def _is_over(self, position: Position, limit: float) -> bool:
+        """True if for `limit` seconds nothing was sent or came in this step, neither here nor on ranks for which this
+        one waits, as far as these answer. Asks them in time, and never waits for them."""
+        now, step = time.monotonic(), position[:2]
+        if position.seconds > limit / 4:
+            carried, before = self._carried(), self._traffic
+            if before.step != step:
+                self._traffic = Traffic(step, carried, 0.0)
+            elif carried > before.carried:
+                self._traffic = Traffic(step, carried, now)
+        lease = self._lease
+        if lease is None or lease.step != step:
+            lease = Lease(step, 0, 0.0, None)
+        until = max(lease.until, now - self.position.still + limit)
+        # Over a link that is full an answer takes seconds.
+        if now < until - min(max(2 * LISTEN, 0.75 * limit), 10.0):
+            lease = lease._replace(ends=None)  # what was asked before more bytes came
+        elif lease.ends is None:
+            key = f"late {position.run} {position.step} {lease.number}"
+            ends = ask_aside(lambda: self._ends(position, key, limit, until - now))
+            lease = Lease(step, lease.number + 1, until, ends)
+        elif now > until and lease.ends is not None and lease.ends.done() and not lease.ends.exception():
+            until = max(until, lease.ends.result())
+            lease = Lease(step, lease.number, until, None)
+        self._lease = lease
+        return now > until + (LISTEN if lease.ends is not None and not lease.ends.done() else 0.0)
+
+    def _ends(self, position: Position, key: str, limit: float, seconds: float) -> float:
+        """Until when this rank may wait: `limit` after something moved on the ranks for which it waits. Asks the store,
+        for about so many seconds."""
+        answers = self._shared_answers(key, max(seconds, 2 * LISTEN))
+        asked = time.monotonic()
+        # Who hasn't come to this run, or left it, holds it up, whatever moves between others. Who doesn't answer may be
+        # behind a link that is full; if he died, those that wait for him alone soon are still, too.
+        if any(at.run < position.run or (at.step != OVER and at.text in (CLOSED, ENDED)) for at in answers.values()):
+            return 0.0
+        step = position.run, position.step
+        still = {rank: at.still for rank, at in answers.items() if (at.run, at.step) < step}
+        moved = {rank: at.still for rank, at in answers.items() if (at.run, at.step) == step and at.still < at.seconds}
+        return asked + limit - min([*still.values(), *moved.values()], default=math.inf)
 
     def _say_if_long(self, position: Position, limit: float) -> None:
         """Log, once in each run, that this rank waits for long, and that it works for long."""
         worked, waited = self._said
         if position.waits and position.seconds > long_waits.LONG and waited < position.run:
             self._said = worked, position.run
-            self._long_runs.append(position.run)
             ask_aside(lambda: self._say_wait(position, limit))
         elif not position.waits and time.monotonic() - self._begun > long_waits.LONG and worked < position.run:
             self._said = position.run, waited
@@ -515,19 +585,10 @@ class Watch:
         return f"run {position.run} of {of}" if position.run else f"making {of}"
 
     def _say_wait(self, position: Position, limit: float) -> None:
-        """Find out for which ranks this one waits, and log it, unless they have come meanwhile. The first rank to wait
-        for long asks all ranks, and the others read what it found: an answer of each rank to each would be too much."""
+        """Find out for which ranks this one waits, and log it, unless they have come meanwhile."""
         missing: list[list[Any]] = []
         with contextlib.suppress(FutureTimeout, RuntimeError):
-            key = f"long {position.run}"
-            if self._store.add(key, 1) == 1:
-                missing = self._waited_for()
-                self._store.set(f"{key} for", json.dumps(missing))
-            else:
-                until = time.monotonic() + 3 * LISTEN
-                while not self._store.check([f"{key} for"]) and time.monotonic() < until:
-                    time.sleep(LISTEN / 4)
-                missing = json.loads(self._store.get(f"{key} for")) if self._store.check([f"{key} for"]) else []
+            missing = self._missing(self._late_at(position), self._shared_answers(f"long {position.run}"))
         now = self.position
         if now[:4] == position[:4] and not self.is_cut:
             doing = {
@@ -583,12 +644,33 @@ class Watch:
 
     def _waited_for(self) -> list[list[Any]]:
         """Do what `waited_for` does. Returns what `_missing` returns."""
-        store, position = self._store, self.position
-        number = store.add("calls", 1)
-        store.set(f"call {number}", "question")
-        self._answer(number, position)
-        failure = Failure(self.rank, position.run, position.text, "", True)
-        return self._missing(failure, self._answers(number, 2 * LISTEN))
+        return self._missing(self._late_at(self.position), self._ask_all())
+
+    def _late_at(self, position: Position) -> Failure:
+        return Failure(self.rank, position.run, position.text, "", True)
+
+    def _ask_all(self, seconds: float = 2 * LISTEN) -> dict[int, Position]:
+        """Ask all ranks where they are. Takes up to `seconds`."""
+        number = self._store.add("calls", 1)
+        self._store.set(f"call {number}", "question")
+        self._answer(number, self.position)
+        return self._answers(number, seconds)
+
+    def _shared_answers(self, key: str, seconds: float = 2 * LISTEN) -> dict[int, Position]:
+        """Do what `_ask_all` does, once for all ranks that ask under this key: the first one asks, and the others read
+        what it was told. An answer of each rank to each would be too much."""
+        store, answers = self._store, f"{key} answers"
+        self._asked.append(key)
+        if store.add(key, 1) == 1:
+            said = self._ask_all(seconds)
+            store.set(answers, json.dumps(said))
+            return said
+        until = time.monotonic() + seconds + LISTEN
+        while not store.check([answers]):
+            if time.monotonic() > until:
+                raise FutureTimeout
+            time.sleep(LISTEN / 4)
+        return {int(rank): Position(*at) for rank, at in json.loads(store.get(answers)).items()}
 
     def close(self, why: str = CLOSED) -> None:
         """Stop watching. The other ranks find in the store how far this rank came, and why it left; the last one to
@@ -610,7 +692,7 @@ class Watch:
         keys = (
             [f"closed {rank}" for rank in self.ranks] + [f"call {n}" for n in calls] + ["failure", "missing", "heard"]
         )
-        keys += [key for run in self._long_runs for key in (f"long {run}", f"long {run} for")]
+        keys += [each for key in self._asked for each in (key, f"{key} answers")]
         for key in (*keys, *[f"answer {n} {rank}" for n in calls for rank in self.ranks], "calls", "closed"):
             store.delete_key(key)
 
