@@ -79,9 +79,9 @@ class Transfer:
         keep: keep the buffers (on the CPU, within the budget) and the views of the tensors for the next run. With many
             small tensors a run then takes a fraction of the CPU time. Memory that a tensor gave up, because it was
             offloaded or replaced, is free at the next run, or after `forget` or `close`. The same on all ranks.
-        timeout: how long a rank waits for others in one step of a run, in seconds or as a timedelta. After that, all
-            ranks that are there raise an error that names those that aren't. By default the timeout of the world, or of
-            the place. The same on all ranks.
+        timeout: how long a rank waits for others in one step of a run in which no bytes move, in seconds or as a
+            timedelta. After that, all ranks that are there raise an error that names those that aren't. By default the
+            timeout of the world, or of the place. The same on all ranks.
         changes: send only the elements whose bits differ from what was sent in the last run, as positions and values.
             Each sender keeps what it sent: as much memory as all that it sends, on the tensors' device, or in the
             host's memory with "cpu". The same on all ranks.
@@ -308,30 +308,38 @@ class Transfer:
         """Check this rank's tensors for a run. Returns a function that does the run, and calls the function that it is
         given when no source is read any more."""
         first = self._one_run(only, version, check, async_op, snapshot)
-        fleets = self._fleet
-        if fleets is None:
-            return first
 
-        def job(sent: Callable[[], None]) -> None:
-            from .errors import TransferFailed
-            from .transfers.run import NEWS, Unfit
+        def again(sent: Callable[[], None]) -> str:
+            return self._one_run(only, version, check, async_op, snapshot)(sent)
 
-            run = first
-            fleets.fleet.check_in()
-            while True:
-                lost: Mapping[int, str] = {}
-                try:
-                    if run(sent) != NEWS:
-                        break
-                except (TransferFailed, Unfit) as error:
-                    if fleets.is_left_out(self._state):
-                        break
-                    lost = fleets.lost(error)
-                self._adopt(fleets.remake(self._state, lost))
-                run = self._one_run(only, version, check, async_op, snapshot)
-            self._note_changes()
+        return first if self._fleet is None else lambda sent: self._with_those_left(first, again, sent)
 
-        return job
+    def _with_those_left(
+        self,
+        run: Callable[[Callable[[], None]], str],
+        again: Callable[[Callable[[], None]], str],
+        sent: Callable[[], None],
+        takes_in: bool = True,
+    ) -> None:
+        """Run at an open place: `run`, and `again` each time that servers came or were lost. Sets `joined` and
+        `gone`."""
+        from .errors import TransferFailed
+        from .transfers.run import NEWS, Unfit
+
+        fleets = cast("Fleets", self._fleet)
+        fleets.fleet.check_in()
+        while True:
+            lost: Mapping[int, str] = {}
+            try:
+                if run(sent) != NEWS:
+                    break
+            except (TransferFailed, Unfit) as error:
+                if fleets.is_left_out(self._state):
+                    break
+                lost = fleets.lost(error)
+            self._adopt(fleets.remake(self._state, lost, takes_in))
+            run = again
+        self._note_changes()
 
     def _one_run(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
@@ -412,13 +420,21 @@ class Transfer:
             TransferFailed: a rank failed, or didn't come within the timeout.
             RuntimeError: the Transfer is closed, or is running.
         """
+        from .transfers.run import RAN
         from .transfers.verification import verify
 
-        self._take_turn()
-        try:
+        def run(_: object) -> str:
             if self.traffic:
                 with self._telling_interrupts():
                     verify(self._state, only)
+            return RAN
+
+        self._take_turn()
+        try:
+            if self._fleet is None:
+                run(None)
+            else:  # who comes meanwhile has nothing yet
+                self._with_those_left(run, run, lambda: None, takes_in=False)
         finally:
             self._running.release()
 

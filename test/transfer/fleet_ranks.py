@@ -61,6 +61,10 @@ class Trainer:
     def sent_bytes(self):
         return self.sync.sent_bytes
 
+    def verify(self):
+        self.sync.verify()
+        return [*self.sync.joined], [name for name, *_ in self.sync.gone]
+
     def step_apart(self, version):
         """Rank 0 finds its connections broken when the other ranks have ended the run."""
         from torch_overlay.transfers.exchanges import Exchanges
@@ -132,6 +136,7 @@ def serve(
     spoils_after=-1,
     rebinds_after=-1,
     breaks_after=-1,
+    verifies_after=-1,
     changes=False,
     budget=None,
 ):
@@ -210,6 +215,9 @@ def serve(
                     sync.bind(target=target)
                 if sync.version == breaks_after and rank == 0:
                     locals_[0].untyped_storage().resize_(0)
+                if sync.version == verifies_after:
+                    sync.verify()
+                    events.put((name, rank, "verified"))
                 if sync.version == spoils_after:
                     locals_[0].zero_()
                 if leaves_after is not None and sync.version == leaves_after:

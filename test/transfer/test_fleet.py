@@ -160,10 +160,11 @@ def test_newcomers_alone_get_everything_whole(fleet):
 
 def test_trainers_that_are_apart(fleet):
     """One trainer's connections break when the other one has ended the run, and waits for it in the program. Nobody
-    gets one trainer's part of a version and another's of the next."""
+    gets one trainer's part of a version and another's of the next. Then a server dies in verify(), which goes on with
+    the other one, and without who comes meanwhile."""
     fleet.trainers.ask("make")
     fleet.start("a")
-    fleet.start("b")
+    fleet.start("b", verifies_after=4)
     fleet.step(1, {"a": 1, "b": 1}, joined="ab")
     fleet.trainers.tell("step_apart", 2)
     for name in "ab":
@@ -171,7 +172,13 @@ def test_trainers_that_are_apart(fleet):
     fleet.signal("a", signal.SIGKILL)
     said = fleet.trainers.answers("step_apart")
     assert [said[rank][2] for rank in range(2)] == [1, 2], said
-    fleet.step(3, {"b": 1}, gone="a")
+    fleet.start("a")
+    fleet.step(4, {"a": 1, "b": 1}, joined="a", gone="a")
+    fleet.start("c")
+    fleet.signal("a", signal.SIGKILL)
+    assert fleet.trainers.ask("verify") == [([], ["a"])] * 2
+    assert fleet.hear("b")[2] == "verified"
+    fleet.step(5, {"b": 1, "c": 1}, joined="c")
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="a long search: TORCH_OVERLAY_NIGHTLY=1")

@@ -130,7 +130,10 @@ class Fleet:
 
     def is_news(self) -> bool:
         """On rank 0: True if somebody came or left since it decided last. One request if nobody knocked."""
-        return self._rank == 0 and self._store.add("door", 0) != self._door and self._there() != self.units
+        is_news = self._rank == 0 and self._store.add("door", 0) != self._door and self._there() != self.units
+        if is_news:
+            self._door = -1  # until somebody takes them in: verify() asks, too, and doesn't
+        return is_news
 
     def units_of(self, ranks: Iterable[int]) -> list[Unit]:
         """Return the units that have some of these ranks."""
@@ -139,17 +142,20 @@ class Fleet:
 
     # --- Who is there ---
 
-    def change(self, lost: Mapping[int, str]) -> None:
+    def change(self, lost: Mapping[int, str], takes_in: bool = True) -> None:
         """Begin the next epoch: without the units with the numbers `lost`, whose values say why, and with those at the
-        door. All ranks of the place that are left call it."""
+        door if it `takes_in`. All ranks of the place that are left call it."""
         self._epoch += 1
         if self._rank == 0:
-            self._decide(lost)
+            self._decide(lost, takes_in)
         self._follow()
 
-    def _decide(self, lost: Mapping[int, str]) -> None:
+    def _decide(self, lost: Mapping[int, str], takes_in: bool) -> None:
         self._why |= lost
         units = self._there()
+        if not takes_in:
+            units = tuple([unit for unit in units if unit in self.units])
+            self._door = -1  # so that the next run sees who waits there
         gone = [[unit.name, [*unit.ranks], self._why.get(unit.number)] for unit in self.units if unit not in units]
         self._why.clear()
         self._write([[*unit] for unit in units], gone)

@@ -36,9 +36,9 @@ class Fleets:
         self._place, self.fleet, self._make = place, fleet, make
         self._broken = 0  # so many failures in turn of which no server was the cause
 
-    def remake(self, old: TransferState | None, lost: Mapping[int, str]) -> TransferState:
-        """Make the Transfer anew, with those at the door and without units that were lost. Collective over the ranks
-        that are left. Lets go of `old`."""
+    def remake(self, old: TransferState | None, lost: Mapping[int, str], takes_in: bool = True) -> TransferState:
+        """Make the Transfer anew, without units that were lost, and with those at the door if `takes_in`. Collective
+        over the ranks that are left. Lets go of `old`."""
         self.fleet.knock()
         kept: Kept = {}
         before = self.fleet.units
@@ -48,7 +48,7 @@ class Fleets:
             if (exchanges := _with_changes(old)) is not None:
                 kept = exchanges.give(_labels(old))
         while True:
-            self.fleet.change(lost)
+            self.fleet.change(lost, takes_in)
             self._place.forget_epochs()
             try:
                 state = self._make()
