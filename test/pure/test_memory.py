@@ -7,7 +7,7 @@ import pytest
 
 from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.transfers._planner import memory
-from torch_overlay.transfers._planner.memory import Memory, Part, Shared
+from torch_overlay.transfers._planner.memory import HeldBox, Memory, Shared
 
 
 def places(view):
@@ -57,7 +57,7 @@ def window(rng, shape):
     else:
         at = origin + sum(s * i for s, i in zip(strides, box.start))
     stride = tuple(s if n > 1 else rng.choice((s, 999)) for s, n in zip(strides, box.length))
-    return Part(rng.choice("ab"), "float32", box, Memory(at, box.length, stride, itemsize))
+    return HeldBox(rng.choice("ab"), "float32", box, Memory(at, box.length, stride, itemsize))
 
 
 def elements(part):
@@ -84,7 +84,7 @@ def test_a_source_is_overwritten_if_a_byte_is_written_that_is_another_element_of
 
 
 def part(name, start, address, length=(2, 4), stride=(16, 4), dtype="float32"):
-    return Part(name, dtype, Box(start, length), Memory(address, length, stride, 4))
+    return HeldBox(name, dtype, Box(start, length), Memory(address, length, stride, 4))
 
 
 def test_equal_blocks_of_two_names_are_tied_and_others_clash():
@@ -110,8 +110,8 @@ def test_experts_that_change_places_are_overwritten_by_one_another():
 @pytest.mark.parametrize("count", [3_000])
 def test_only_neighbours_are_compared(count, monkeypatch):
     asked = []
-    plain = Part.lies_alike
-    monkeypatch.setattr(Part, "lies_alike", lambda one, other: asked.append(1) or plain(one, other))
+    plain = HeldBox.lies_alike
+    monkeypatch.setattr(HeldBox, "lies_alike", lambda one, other: asked.append(1) or plain(one, other))
     parts = {n: part("w", (2 * n, 0), 64 + 32 * n) for n in range(count)}
     assert Shared.of(parts, parts).overwritten == {}
     assert len(asked) == count

@@ -241,9 +241,9 @@ class TreeCases:
         """Plans to another mesh: of the same specs made once, with the values of each time; whatever a rank forgot."""
         mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (2, 4), ("a", "b"))
         gc.collect()
-        plan, worlds = mesh_moves._Plan.of, len(mesh_moves._plans)
+        plan, worlds = mesh_moves._MeshPlan.of, len(mesh_moves._plans)
         for budget in (1 << 20, 3000):
-            with mock.patch.object(mesh_moves._Plan, "of", mock.Mock(side_effect=plan)) as made:
+            with mock.patch.object(mesh_moves._MeshPlan, "of", mock.Mock(side_effect=plan)) as made:
                 others = [((16, 8), (S(0), S(1))), ((16, 9), (R, S(0))), ((16, 9), (P, S(0)))]
                 for number, (shape, before) in enumerate([((16, 9), (S(0), S(1)))] * 3 + others * 2):
                     whole = torch.arange(shape[0] * shape[1]).reshape(shape) * 1.0 + number

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ..rendezvous.fleet import Fleet
     from ..rendezvous.meeting import Meeting
-    from .checkpoint import Contents, Part
+    from .checkpoint import Contents, Stretch
     from .descriptions import Tensor
     from .hops import PassedOn
     from .options import Options
@@ -241,7 +241,7 @@ def _plan(
 ) -> tuple[list[TensorMove], list[PassedOn], Hops | None, str]:
     """List all moves, the same on every rank. Returns those from the source, those by which targets are passed on in
     each run, or in some, and why they are, or aren't."""
-    shares: list[list[list[Part]]] = []
+    shares: list[list[list[Stretch]]] = []
     as_read = tensors
     if contents is not None:
         if options.changes:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ..distributed.tensor._planner.boxes import Box
     from ..rendezvous.meeting import Place
-    from ._planner.memory import Part
+    from ._planner.memory import HeldBox
     from .blocks import Locals
     from .pieces import Given
     from .sharding import Sharding
@@ -155,7 +155,7 @@ class BoundTensor:
         here = tuple([at if axis in cutting else slice(None) for axis, at in enumerate(mesh.get_coordinate() or ())])
         return tuple(torch.tensor(self._sharding.ranks, device="cpu").reshape(sizes)[here].flatten().tolist())
 
-    def part(self, local: torch.Tensor) -> Part | None:
+    def part(self, local: torch.Tensor) -> HeldBox | None:
         """Describe where this rank's box of the whole tensor lies in memory; None if the box has no element. The rank
         is in the tensor's mesh."""
         mesh = self._tensor.device_mesh
@@ -349,9 +349,9 @@ def shared_memory(
     bound_targets: Sequence[BoundTensor | None],
 ) -> Shared:
     """Find out which of this rank's tensors share memory."""
-    sides: list[dict[int, Part]] = []
+    sides: list[dict[int, HeldBox]] = []
     for bound, locals_ in ((bound_sources, sources), (bound_targets, targets)):
-        parts: dict[int, Part] = {}
+        parts: dict[int, HeldBox] = {}
         for index in indices:
             tensor, local = bound[index], locals_[index]
             if tensor is not None and local is not None and (part := tensor.part(local)) is not None:

@@ -53,7 +53,7 @@ ROWS = 8  # if at least so many rows fit into a round, tensors are cut between r
 # --- Who reads what, as all ranks find it ---
 
 
-class Part(NamedTuple):
+class Stretch(NamedTuple):
     """Consecutive elements of a tensor, from `first` to before `last`. `entry` is the tensor's number."""
 
     entry: int
@@ -93,7 +93,7 @@ class Contents:
                 )
         return Contents(said[first], [first, *others])
 
-    def shares(self, targets: Mapping[str, Sharding | None], room: int) -> list[list[list[Part]]]:
+    def shares(self, targets: Mapping[str, Sharding | None], room: int) -> list[list[list[Stretch]]]:
         """Decide which parts each reader reads in each round.
 
         A reader reads rows that it wants itself, so that nobody sends them: all of them where FSDP shards the target by
@@ -104,24 +104,24 @@ class Contents:
         by_entry: dict[int, Sharding | None] = {}
         for name, target in targets.items():
             by_entry.setdefault(self.numbers[name], target)
-        total = sum([self.size(Part(number, 0, self.entries[number].elements)) for number in by_entry])
+        total = sum([self.size(Stretch(number, 0, self.entries[number].elements)) for number in by_entry])
         readers = len(self.ranks)
-        parts: list[list[Part]] = [[] for _ in self.ranks]
-        loads, others, turn = [0] * readers, list[Part](), 0
+        parts: list[list[Stretch]] = [[] for _ in self.ranks]
+        loads, others, turn = [0] * readers, list[Stretch](), 0
         for number, target in sorted(by_entry.items(), key=lambda item: item[0]):
             entry = self.entries[number]
             if not entry.elements:
-                parts[0].append(Part(number, 0, 0))  # there is nothing to read, but its name must have a source
+                parts[0].append(Stretch(number, 0, 0))  # there is nothing to read, but its name must have a source
                 continue
             for first, last, places in _runs_wanted(entry.shape, target, self.ranks):
-                run = Part(number, first, last)
+                run = Stretch(number, first, last)
                 many = min(len(places), self.size(run) // OWN)
                 if not many:
                     others.append(run)
                     continue
                 cuts = [first, *[self._cut(run, self.size(run) * n // many, room) for n in range(1, many)], last]
                 for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
-                    part, place = Part(number, begin, end), places[(turn + n) % len(places)]
+                    part, place = Stretch(number, begin, end), places[(turn + n) % len(places)]
                     if (loads[place] + self.size(part)) * readers > total * UNEVEN:
                         others.append(part)
                     elif begin < end:
@@ -131,7 +131,7 @@ class Contents:
         self._fill_up(parts, loads, others, room)
         return [self._rounds(_joined(of_reader), room) for of_reader in parts]
 
-    def _fill_up(self, parts: list[list[Part]], loads: Sequence[int], others: Sequence[Part], room: int) -> None:
+    def _fill_up(self, parts: list[list[Stretch]], loads: Sequence[int], others: Sequence[Stretch], room: int) -> None:
         """Add the other parts to those of the readers, consecutive bytes to each, so that the loads get as even as they
         can."""
         size, count, below = sum(map(self.size, others)), 0, 0
@@ -151,15 +151,15 @@ class Contents:
             while reader < len(loads) and edges[reader] < end:
                 first, last = (self._cut(part, edge - begin, room) for edge in edges[reader : reader + 2])
                 if first < last:
-                    parts[reader].append(Part(part.entry, first, last))
+                    parts[reader].append(Stretch(part.entry, first, last))
                 reader += 1
             begin = end
 
-    def size(self, part: Part) -> int:
+    def size(self, part: Stretch) -> int:
         """The bytes of a part in its file."""
         return (part.last - part.first) * self.entries[part.entry].itemsize
 
-    def _cut(self, part: Part, at: int, room: int) -> int:
+    def _cut(self, part: Stretch, at: int, room: int) -> int:
         """Return the element at which to cut a part, for a cut at its byte `at`."""
         if at <= 0:
             return part.first
@@ -168,13 +168,13 @@ class Contents:
         entry = self.entries[part.entry]
         return max(part.first, _whole_rows(entry, part.first + at // entry.itemsize, room))
 
-    def _rounds(self, parts: Iterable[Part], room: int) -> list[list[Part]]:
+    def _rounds(self, parts: Iterable[Stretch], room: int) -> list[list[Stretch]]:
         """Cut a reader's parts into rounds."""
-        rounds, left = list[list[Part]]([[]]), room
+        rounds, left = list[list[Stretch]]([[]]), room
         for number, first, last in parts:
             entry = self.entries[number]
             if first == last:  # an empty tensor
-                rounds[-1].append(Part(number, first, last))
+                rounds[-1].append(Stretch(number, first, last))
             while first < last:
                 upto = min(last, first + left // entry.itemsize)
                 if upto < last:
@@ -183,19 +183,19 @@ class Contents:
                     rounds.append([])
                     left = room
                     continue
-                rounds[-1].append(Part(number, first, upto))
+                rounds[-1].append(Stretch(number, first, upto))
                 left -= aligned((upto - first) * entry.itemsize)
                 first = upto
         return rounds
 
-    def boxes(self, part: Part) -> list[Box]:
+    def boxes(self, part: Stretch) -> list[Box]:
         """Cut a part into boxes of its tensor, in the order of its bytes. An empty part is one box: its whole tensor,
         which is empty."""
         shape = self.entries[part.entry].shape
         whole = Box((0,) * len(shape), shape)
         return blocks(whole, part.first, part.last) if part.first < part.last else [whole]
 
-    def read_boxes(self, shares: Iterable[Iterable[Iterable[Part]]]) -> dict[int, dict[int, list[Box]]]:
+    def read_boxes(self, shares: Iterable[Iterable[Iterable[Stretch]]]) -> dict[int, dict[int, list[Box]]]:
         """Return, by number of the entry and by the reader's rank, the boxes that the reader reads of it."""
         by_entry: dict[int, dict[int, list[Box]]] = {}
         for reader, rounds in zip(self.ranks, shares):
@@ -236,9 +236,9 @@ def boxes_by_rank(target: Sharding) -> dict[int, tuple[Box, ...]]:
     return {rank: (target.regions.box(at),) for rank, at in coordinates.items() if at is not None}
 
 
-def _joined(parts: Iterable[Part]) -> list[Part]:
+def _joined(parts: Iterable[Stretch]) -> list[Stretch]:
     """Sort the parts of a reader, and join those that follow one another in a tensor."""
-    joined: list[Part] = []
+    joined: list[Stretch] = []
     for part in sorted(parts):
         if joined and joined[-1].entry == part.entry and joined[-1].last == part.first:
             joined[-1] = joined[-1]._replace(last=part.last)
@@ -281,7 +281,7 @@ def _differing(rows: Sequence[Any], others: Sequence[Any]) -> Iterator[tuple[str
 # --- A run ---
 
 
-class Local(NamedTuple):
+class ReadBox(NamedTuple):
     """A box of a part: what this rank reads for one piece.
 
     Attributes:
@@ -289,7 +289,7 @@ class Local(NamedTuple):
         shape: the shape of the box.
     """
 
-    part: Part
+    part: Stretch
     begin: int
     shape: tuple[int, ...]
 
@@ -304,10 +304,10 @@ class Round(NamedTuple):
     """
 
     places: list[int]
-    locals: dict[int, Local]
+    locals: dict[int, ReadBox]
     exchanges: Exchanges
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Stretch]:
         """The parts that this rank reads, in the order of their bytes: those that go to some target."""
         return sorted({local.part for place, local in self.locals.items() if place in self.exchanges.reads})
 
@@ -351,7 +351,7 @@ class Rounds(InTurn):
         """The most bytes that this rank reads in a round."""
         return max([self._room(step.parts()) for step in self._rounds], default=0)
 
-    def _room(self, parts: Iterable[Part]) -> int:
+    def _room(self, parts: Iterable[Stretch]) -> int:
         """Return the bytes of a buffer for these parts, each aligned."""
         return sum([aligned(self._contents.size(part)) for part in parts])
 
@@ -429,9 +429,9 @@ class Rounds(InTurn):
                 file, [(part, memory[begins[part] : begins[part] + self._contents.size(part)]) for part in stretch]
             )
 
-    def _begins(self, parts: Iterable[Part]) -> dict[Part, int]:
+    def _begins(self, parts: Iterable[Stretch]) -> dict[Stretch, int]:
         """Return the byte of the buffer at which each part of a round begins."""
-        begins, at = dict[Part, int](), 0
+        begins, at = dict[Stretch, int](), 0
         for part in parts:
             begins[part] = at
             at += aligned(self._contents.size(part))
@@ -452,15 +452,15 @@ class Rounds(InTurn):
                 sources[place] = whole.narrow(0, begin, math.prod(shape)).view(shape)
         return sources
 
-    def _begin(self, part: Part) -> int:
+    def _begin(self, part: Stretch) -> int:
         """The byte of the file at which a part begins."""
         entry = self._contents.entries[part.entry]
         return entry.begin + part.first * entry.itemsize
 
-    def _stretches(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[Part]]]:
+    def _stretches(self, parts: Sequence[Stretch]) -> Iterator[tuple[int, list[Stretch]]]:
         """Group parts that follow one another in a file, for one read of at most VECTORS parts. Yields the file's
         number and the parts."""
-        stretch: list[Part] = []
+        stretch: list[Stretch] = []
         for part, after in zip(parts, [*parts[1:], None]):
             stretch.append(part)
             file = self._contents.entries[part.entry].file
@@ -472,7 +472,7 @@ class Rounds(InTurn):
                 yield file, stretch
                 stretch = []
 
-    def _fill(self, number: int, parts: Sequence[tuple[Part, memoryview]]) -> None:
+    def _fill(self, number: int, parts: Sequence[tuple[Stretch, memoryview]]) -> None:
         """Read consecutive parts of a file into memory, each into its own aligned place."""
         if self._files is None:
             raise AssertionError("only readers read")

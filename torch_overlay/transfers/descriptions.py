@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..rendezvous.meeting import Place
-    from ._planner.memory import Part
+    from ._planner.memory import HeldBox
     from .pieces import Given
     from .stages import Stages
     from .tensor_files import Files
@@ -179,7 +179,7 @@ def describe(
         return Described(Description({}, {}, f"{type(error).__name__}: {error}"), ({}, {}), error)
 
 
-def _parts(name: str, given: Given, sharding: Sharding, meshes: Meshes, stage: int) -> list[Part]:
+def _parts(name: str, given: Given, sharding: Sharding, meshes: Meshes, stage: int) -> list[HeldBox]:
     """Return which boxes of a tensor lie where in this rank's memory; without those that have no element."""
     if isinstance(given, DTensor):
         coordinate = meshes.view(given.device_mesh).coordinate

@@ -300,7 +300,7 @@ def change_meshes(
     """Redistribute tensors to other meshes. Collective over the ranks of all these meshes."""
     meshes = Meshes()
     key = tuple([_key(tensor, *target, meshes) for tensor, target in zip(tensors, targets)]), budget
-    plan = _take_plan(key) or _Plan.of(tensors, targets, budget, meshes)
+    plan = _take_plan(key) or _MeshPlan.of(tensors, targets, budget, meshes)
     asked = tuple(
         [
             Asked(name, (tensor.placements, tuple(tensor.device_mesh.shape)), (placements, tuple(mesh.shape)))
@@ -340,7 +340,7 @@ def _key(tensor: DTensor, mesh: DeviceMesh, placements: Placements, meshes: Mesh
     return *ranks, spec.placements, order, placements, kinds, tensor.shape, tensor.dtype, local.device
 
 
-class _Plan(NamedTuple):
+class _MeshPlan(NamedTuple):
     """The plan of a redistribution between meshes on this rank, which serves all tensors with the same key.
 
     Attributes:
@@ -362,7 +362,7 @@ class _Plan(NamedTuple):
     ready: list[Exchanges]
 
     @staticmethod
-    def of(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, meshes: Meshes) -> _Plan:
+    def of(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, meshes: Meshes) -> _MeshPlan:
         """Plan a redistribution, and log the plan."""
         moves = moves_across(tensors, targets, meshes)
         shapes, held = [], []
@@ -382,21 +382,21 @@ class _Plan(NamedTuple):
             )
         described = f"{counted(len(moves), 'tensor')} of {of_ranks(members)} from mesh to mesh"
         log_plan("redistribution_plan", lambda: described)
-        return _Plan(moves, shapes, held, group, budget, most_bytes(moves, members) > budget, [])
+        return _MeshPlan(moves, shapes, held, group, budget, most_bytes(moves, members) > budget, [])
 
 
 # For each world its plans by their keys, the latest last. A plan that is in use isn't there, so that two threads don't
 # run the same exchanges.
-_plans: WeakKeyDictionary[ProcessGroup, dict[Any, _Plan]] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[ProcessGroup, dict[Any, _MeshPlan]] = WeakKeyDictionary()
 
 
-def _take_plan(key: Any) -> _Plan | None:
+def _take_plan(key: Any) -> _MeshPlan | None:
     """Take a plan out of the remembered ones. None if there is none with this key, or its group was destroyed."""
     plan = _plans.get(distributed_c10d._get_default_group(), {}).pop(key, None)
     return plan if plan is not None and plan.group in distributed_c10d._world.pg_map else None
 
 
-def _keep_plan(key: Any, plan: _Plan, tensors: Sequence[DTensor]) -> None:
+def _keep_plan(key: Any, plan: _MeshPlan, tensors: Sequence[DTensor]) -> None:
     """Remember a plan under its key, since a program that moves its model does so again and again. Large plans, and
     those of fake tensors, aren't remembered; of more than PLANS the oldest is forgotten."""
     if len(tensors) * plan.group.size() > KEPT or any(type(t._local_tensor) is not torch.Tensor for t in tensors):
@@ -428,7 +428,9 @@ def dtensor_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placeme
     return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
 
 
-def _exchange(tensors: Sequence[DTensor], plan: _Plan, local_targets: Sequence[torch.Tensor], is_wrong: bool) -> None:
+def _exchange(
+    tensors: Sequence[DTensor], plan: _MeshPlan, local_targets: Sequence[torch.Tensor], is_wrong: bool
+) -> None:
     """Run the exchanges of a plan, from the tensors into the local targets. Collective."""
     team = Team.of(plan.group, local_targets[0].device)
     # A rank may be in one of both meshes only.
@@ -442,7 +444,7 @@ def _exchange(tensors: Sequence[DTensor], plan: _Plan, local_targets: Sequence[t
     _ready(plan, team, is_wrong).run(held, wanted)
 
 
-def _ready(plan: _Plan, team: Team, is_wrong: bool) -> Exchanges:
+def _ready(plan: _MeshPlan, team: Team, is_wrong: bool) -> Exchanges:
     """Return the exchanges of a plan: those of the last run, if there are as many now; else new ones, which the plan
     keeps. Collective if the plan asks.
 

@@ -25,7 +25,7 @@ from ..distributed.tensor._chunks import AMBIGUOUS, Cut, Run, cut_runs, is_ambig
 from ..distributed.tensor._planner.boxes import Box
 from ..distributed.tensor._planner.regions import NotPlanned
 from ..distributed.tensor._runner.specs import read_cuts
-from ._planner.memory import Memory, Part
+from ._planner.memory import HeldBox, Memory
 from .trees import leaves, names_for, with_paths
 
 if TYPE_CHECKING:
@@ -442,7 +442,7 @@ def settled(local: torch.Tensor) -> torch.Tensor:
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
-def part_of(name: str, box: Box, local: torch.Tensor, stage: int = 0) -> Part | None:
+def part_of(name: str, box: Box, local: torch.Tensor, stage: int = 0) -> HeldBox | None:
     """Describe where a box of a tensor lies in the memory of a local tensor; None if it has no element. A tensor on
     meta shares memory with views of its storage that come in the same stage."""
     local = settled(local)
@@ -453,7 +453,7 @@ def part_of(name: str, box: Box, local: torch.Tensor, stage: int = 0) -> Part | 
     if local.is_meta:  # beyond all addresses, and as far from other storages as these can be long
         address = ((stage << 64) + local.untyped_storage()._cdata << 64) + local.storage_offset() * size
     memory = Memory(address, tuple(local.shape), tuple([size * stride for stride in local.stride()]), size)
-    return Part(name, str(local.dtype), box, memory)
+    return HeldBox(name, str(local.dtype), box, memory)
 
 
 def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ from ..distributed._mesh.text import of_ranks
 from ._planner.piece_moves import Pieced, PieceMove
 from ._planner.routes import Move
 from ._planner.sides import Ranks, Side
-from .checkpoint import Local
+from .checkpoint import ReadBox
 from .comparison import raise_if_any
 from .relays import NO_RELAY, Passing, end_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..distributed.tensor._planner.boxes import Box
     from ._planner.relay import Relay
     from ._planner.schedule import AnyMove
-    from .checkpoint import Contents, Part
+    from .checkpoint import Contents, Stretch
     from .descriptions import Tensor
     from .sharding import Sharding
 
@@ -48,7 +48,7 @@ class TensorMove(NamedTuple):
     numbers: tuple[int, int]
     move: AnyMove
     round: int = 0
-    local: Local | None = None
+    local: ReadBox | None = None
 
 
 def moves_of(
@@ -126,7 +126,7 @@ def _numbers_of(tensor: Tensor, pieces: Pieced) -> list[tuple[int, int]]:
 def moves_of_checkpoint(
     tensors: Sequence[Tensor],
     contents: Contents,
-    shares: Sequence[Sequence[Sequence[Part]]],
+    shares: Sequence[Sequence[Sequence[Stretch]]],
     rank: int,
     relays: Mapping[str, Sequence[Passing]],
 ) -> list[TensorMove]:
@@ -137,7 +137,7 @@ def moves_of_checkpoint(
         by_entry.setdefault(contents.numbers[tensor.name], []).append(tensor)
     moves = []
     for number in range(max(map(len, shares))):
-        parts: dict[int, dict[int, list[Part]]] = {}  # by entry and reader
+        parts: dict[int, dict[int, list[Stretch]]] = {}  # by entry and reader
         for reader, share in zip(contents.ranks, shares):
             for part in share[number] if number < len(share) else ():
                 parts.setdefault(part.entry, {}).setdefault(reader, []).append(part)
@@ -145,7 +145,7 @@ def moves_of_checkpoint(
             # A part of a file is several boxes of its tensor if it begins or ends inside of a row. Each box is a piece.
             boxes = {reader: [*map(contents.boxes, some)] for reader, some in by_reader.items()}
             own = [
-                Local(part, begin, box.length)
+                ReadBox(part, begin, box.length)
                 for part, of_part in zip(by_reader.get(rank, ()), boxes.get(rank, ()))
                 for begin, box in zip(itertools.accumulate([box.elements for box in of_part], initial=0), of_part)
             ]
@@ -165,7 +165,7 @@ def moves_of_checkpoint(
 
 
 def tensors_as_read(
-    tensors: Iterable[Tensor], contents: Contents, shares: Sequence[Sequence[Sequence[Part]]]
+    tensors: Iterable[Tensor], contents: Contents, shares: Sequence[Sequence[Sequence[Stretch]]]
 ) -> list[Tensor]:
     """Return the tensors of a checkpoint with the boxes that each reader reads, in any round, as the source's
     pieces."""

@@ -43,7 +43,7 @@ CHUNK, CHUNK_ON_GPU = 1 << 18, 1 << 26
 JOINED = 1 << 20  # bytes
 
 
-class Part(NamedTuple):
+class Elements(NamedTuple):
     """Elements of a local tensor that both ends of a message have.
 
     Attributes:
@@ -90,7 +90,7 @@ def _differences_of_all(transfer: TransferState, run: Run) -> tuple[list[str], i
     dtypes = [getattr(torch, each.tensor.target.dtype) for each in moves]
     canonical = [each.tensor.is_cast for each in moves]  # a cast may change the bits of a NaN
 
-    def bits(each: Part, locals_: Locals) -> Iterator[torch.Tensor]:
+    def bits(each: Elements, locals_: Locals) -> Iterator[torch.Tensor]:
         return (_bits(chunk, dtypes[each.move], canonical[each.move]) for chunk in _chunks(each, locals_))
 
     def of_messages(stream: Stream, locals_: Locals) -> bytes:
@@ -104,7 +104,7 @@ def _differences_of_all(transfer: TransferState, run: Run) -> tuple[list[str], i
         elements = _kept_differ(number, before, after, sources, targets, canonical[number])
         if elements:
             found.append(
-                _difference(moves[number], Part(number, after, 0, after.elements), elements, team.rank, team.rank)
+                _difference(moves[number], Elements(number, after, 0, after.elements), elements, team.rank, team.rank)
             )
     sent = {peer: of_messages(stream, sources) for peer, stream in schedule.sends.items()}
     own = {peer: of_messages(stream, targets) for peer, stream in schedule.receives.items()}
@@ -157,14 +157,14 @@ def _direct(transfer: TransferState, run: Run) -> tuple[Sequence[TensorMove], Lo
     )
 
 
-def _parts(stream: Stream) -> Iterator[Part]:
+def _parts(stream: Stream) -> Iterator[Elements]:
     """Yield what a stream carries, one tensor after the other, in an order that both ends know."""
     for tensors, _, box, first, last in stream.items:
         for tensor in tensors:
-            yield Part(tensor, box, first, last)
+            yield Elements(tensor, box, first, last)
 
 
-def _chunks(each: Part, locals_: Locals) -> Iterator[torch.Tensor]:
+def _chunks(each: Elements, locals_: Locals) -> Iterator[torch.Tensor]:
     """Yield the elements of a part in row-major order, as flat tensors."""
     local = present(locals_[each.move])
     view, chunk = part(settled(local).detach(), each.box), CHUNK if local.is_cpu else CHUNK_ON_GPU
@@ -209,7 +209,8 @@ def _kept_differ(number: int, before: Box, after: Box, sources: Locals, targets:
     """Count the elements that differ between a box of this rank's source and the same box of its target."""
     dtype = present(targets[number]).dtype
     sides = [
-        _chunks(Part(number, box, 0, box.elements), locals_) for box, locals_ in ((before, sources), (after, targets))
+        _chunks(Elements(number, box, 0, box.elements), locals_)
+        for box, locals_ in ((before, sources), (after, targets))
     ]
     count = 0
     for old, new in zip(*sides):
@@ -217,7 +218,7 @@ def _kept_differ(number: int, before: Box, after: Box, sources: Locals, targets:
     return count
 
 
-def _difference(move: TensorMove, each: Part, elements: int | None, rank: int, source: int) -> str:
+def _difference(move: TensorMove, each: Elements, elements: int | None, rank: int, source: int) -> str:
     """Say what differs, in words. `elements` is how many, None if nobody counted them."""
     own = move.move.wanted(rank)
     start = each.box.start if own is None else tuple(map(sum, zip(own.start, each.box.start)))

@@ -89,7 +89,7 @@ def _is_sum(terms: Sequence[tuple[int, int]], total: int) -> bool:
     return False
 
 
-class Part(NamedTuple):
+class HeldBox(NamedTuple):
     """A box of a tensor that one rank holds, and where it lies in memory.
 
     Attributes:
@@ -104,7 +104,7 @@ class Part(NamedTuple):
     box: Box
     memory: Memory
 
-    def lies_alike(self, other: Part) -> bool:
+    def lies_alike(self, other: HeldBox) -> bool:
         """True if it is certain that both are parts of one tensor that lies in one place: each element that both have
         is at the same address, and no byte belongs to two elements.
 
@@ -151,9 +151,9 @@ class Shared(NamedTuple):
     tied: list[tuple[str, ...]]
 
     @staticmethod
-    def of(sources: Mapping[int, Part], targets: Mapping[int, Part]) -> Shared:
+    def of(sources: Mapping[int, HeldBox], targets: Mapping[int, HeldBox]) -> Shared:
         """Compare the parts that a rank reads and writes."""
-        known: dict[tuple[bool, Part], list[int]] = {}
+        known: dict[tuple[bool, HeldBox], list[int]] = {}
         for is_target, parts in ((False, sources), (True, targets)):
             for number, part in parts.items():
                 known.setdefault((is_target, part), []).append(number)
@@ -180,10 +180,12 @@ class Shared(NamedTuple):
 NOTHING_SHARED = Shared({}, [], [])
 
 
-def _overlapping_spans(parts: Collection[tuple[bool, Part]]) -> Iterator[tuple[tuple[bool, Part], tuple[bool, Part]]]:
+def _overlapping_spans(
+    parts: Collection[tuple[bool, HeldBox]],
+) -> Iterator[tuple[tuple[bool, HeldBox], tuple[bool, HeldBox]]]:
     """Yield each pair of parts whose spans of addresses overlap. Two columns of a matrix do, and share no byte."""
     begun = itertools.count()  # tells apart parts of one end, since parts themselves have no order
-    open_parts: list[tuple[int, int, tuple[bool, Part]]] = []  # a heap, by end
+    open_parts: list[tuple[int, int, tuple[bool, HeldBox]]] = []  # a heap, by end
     for part in sorted(parts, key=lambda item: item[1].memory.address):
         memory = part[1].memory
         while open_parts and open_parts[0][0] <= memory.address:
