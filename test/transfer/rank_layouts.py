@@ -56,8 +56,9 @@ def layout(rng, shape, sizes):
             elif any(placements[axis][2] == product([a for a in axes if a > axis], sizes) for axis in strided):
                 # Over a strided shard it may be FSDP's or torch's. Over plain ones both are the same if it is even.
                 is_legal &= len(strided) == 1 and length % product(axes, sizes) == 0
-            # Before 2.12 FSDP2's own shard over a strided one is a plain one.
-            is_legal &= OVER_STRIDED or len(axes) == 1 or placements[axes[-1]][0] != "SS"
+            # Before 2.12 FSDP2's own shard over a strided one is a plain one: two strided ones and a plain one on a dim
+            # may mean either, and are refused.
+            is_legal &= OVER_STRIDED or len(axes) == 1 or (placements[axes[-1]][0] != "SS" and len(strided) < 2)
         if is_legal:
             break
     order = None
