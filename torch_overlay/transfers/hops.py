@@ -110,7 +110,7 @@ def parts_of(
         if source in place_of:
             part = parts.setdefault(number, RunPart([], [], []))
             part.add(move, (True, place_of[source]), place_of[target])
-    # A rank that planners told of no move takes part in the exchanges all the same.
+    # A rank without a move takes part in the exchanges all the same.
     return [parts[number] for number in sorted(parts)] or [RunPart([], [], [])]
 
 

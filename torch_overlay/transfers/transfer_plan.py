@@ -5,7 +5,7 @@ A plan of a checkpoint has rounds, and one with a relay has parts; each of these
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
@@ -126,33 +126,39 @@ class Plans:
         self._group.enter("planning", False)
         contents, budget = self._agreement.contents, self._agreement.budget
         parts = parts_of(self._agreement.moves, self._agreement.passed, indices, contents is not None)
-        planned: list[tuple[AnyExchanges, Traffic]] = []
+        rounds: list[tuple[AnyExchanges, Traffic]] = []
         # A checkpoint is read into buffers, which no target overlaps. So nothing is copied before.
         if contents is not None:
             left = bytes_for_buffers(self._agreement)
             why = f"Of the budget of {budget} bytes a checkpoint is read into one half, and {left} are left for buffers"
             room = Room(left, budget_of_checkpoint, f"{why}.")
-            planned.append(self._rounds(indices, contents, room))
+            rounds.append(self._rounds(indices, contents, room))
+        hops, busiest = self._hops([self._agreement.moves[index] for index in indices])
         rank, gone = self._group.member.rank, self._agreement.gone
-        straight = [self._agreement.moves[index] for index in indices]
-        hops, busiest = self._hops(straight)
-        every = parts + hops
-        schedules = [Schedule.of(part.moves, rank, gone) for part in every[len(planned) :]]
+        schedules = [Schedule.of(part.moves, rank, gone) for part in (*parts[len(rounds) :], *hops)]
         if contents is None:
-            room = self._room(indices, every, schedules, sources, shared, is_snapshot)
-        named = [[(place, straight[place].tensor.name) for place in part.targets] for part in every]
-        for part, schedule in zip(every[len(planned) :], schedules):
-            changes = False if len(planned) >= len(parts) else self._changes
-            planned.append(self._exchanges(schedule, self._wires(part, indices), room, changes))
-        traffic = _sum([traffic for _, traffic in planned[len(parts) if hops else 0 :]])
-        both = [(part, exchanges) for part, (exchanges, _) in zip(every, planned)]
-        turns = turns_of(self._stages, named[: len(parts)], bool(self._changes))
+            room = self._room(indices, parts + hops, schedules, sources, shared, is_snapshot)
+        direct = rounds + [
+            self._exchanges(schedule, self._wires(part, indices), room, self._changes)
+            for part, schedule in zip(parts[len(rounds) :], schedules)
+        ]
+        turns = turns_of(self._stages, self._named(parts, indices), bool(self._changes))
         is_one = len(parts) == 1 and not self._agreement.levels
-        exchanges = both[0][1] if is_one else Parts(both[: len(parts)], turns)
-        if hops and isinstance(exchanges, ChangesOnly):
-            relayed = Parts(both[len(parts) :], turns_of(None, named[len(parts) :], True))
-            exchanges = EitherWay(exchanges, relayed, self._agreement.hosts, busiest)
+        exchanges = direct[0][0] if is_one else Parts(_pairs(parts, direct), turns)
+        traffic = _sum([each for _, each in direct])
+        if hops:  # beside one part of changes, which has no stages
+            passed = [
+                self._exchanges(schedule, self._wires(part, indices), room, False)
+                for part, schedule in zip(hops, schedules[len(parts) :])
+            ]
+            relayed = Parts(_pairs(hops, passed), turns_of(None, self._named(hops, indices), True))
+            exchanges = EitherWay(cast("ChangesOnly", exchanges), relayed, self._agreement.hosts, busiest)
+            traffic = _sum([each for _, each in passed])
         self.by_names[names] = Plan(indices, exchanges, traffic, turns)
+
+    def _named(self, parts: Sequence[RunPart], indices: Sequence[int]) -> list[list[tuple[int, str]]]:
+        names = [self._agreement.moves[index].tensor.name for index in indices]
+        return [[(place, names[place]) for place in part.targets] for part in parts]
 
     def _hops(self, straight: Sequence[TensorMove]) -> tuple[list[RunPart], int]:
         """The parts of a run in which what these moves bring is passed on, and the bytes of its busiest link. No parts
@@ -252,6 +258,12 @@ class Plans:
             traffics.append(traffic)
         nothing: Traffic = dict.fromkeys(self._group.member.ranks, (0, 0, 0))
         return Rounds(rounds, contents, self._agreement.files, self._buffers.device), _sum([nothing, *traffics])
+
+
+def _pairs(
+    parts: Sequence[RunPart], planned: Sequence[tuple[AnyExchanges, Traffic]]
+) -> list[tuple[RunPart, AnyExchanges]]:
+    return [(part, exchanges) for part, (exchanges, _) in zip(parts, planned)]
 
 
 def _sum(traffics: Sequence[Traffic]) -> Traffic:
