@@ -469,6 +469,8 @@ def landings(
     model: Module,
     tensors: Mapping[str, Tensor] | Iterable[Any],
     depends_on: Any = None,
+    *,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Landings:
     """Ask a model's own loader where it puts each tensor of a checkpoint on this rank, for a `Transfer` into the model.
 
@@ -484,6 +486,9 @@ def landings(
             pairs, or values with a name, a dtype and a shape.
         depends_on: what else decides where the loader puts tensors, for instance the map of experts to ranks: a tensor,
             a tree, or a function that returns one. `Landings.stale` compares it.
+        progress: ``progress(done, all)`` is called at most each half second, while the loader runs: tensors that it has
+            taken, over all of its calls. `all` grows if it has to be asked for each tensor alone. An error of it is
+            logged.
 
     Returns:
         Landings: `direct`, `whole`, `skipped`, `untouched`, and `target()` for the `Transfer`.
@@ -507,7 +512,7 @@ def landings(
     """
     from .loading.landings import find_landings
 
-    return find_landings(load, model, tensors, depends_on)
+    return find_landings(load, model, tensors, depends_on, progress=progress)
 
 
 def redistribute(

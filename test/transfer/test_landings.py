@@ -727,6 +727,34 @@ def test_a_loader_that_swaps_tensors_leaves_the_model_as_it_was():
     assert torch.equal(model.weight, values_of({"w": (4, 6)})["w"])
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_progress_counts_the_tensors_that_the_loader_takes_and_changes_nothing(asks, monkeypatch, caplog):
+    """Also where the loader asks for a value, so that it is asked for each tensor alone, keeps a tensor, or leaves off
+    before the last; and where the user's function raises."""
+    monkeypatch.setattr("torch_overlay.transfers.stats.SECONDS", 0)
+    model, kept = module_of(a=zeros(4, 6), b=zeros(4, 6), c=zeros(4, 6)), []
+
+    def load(weights):
+        for name, weight in weights:
+            getattr(model, name).data.copy_(weight)
+            if name == "b":
+                kept[:] = [weight]
+                bool(asks and weight.sum() > 0)
+            if name == "c":
+                break
+
+    metas = metas_of(dict.fromkeys("abcd", (4, 6)))
+    told = []
+    with_progress = torch_overlay.landings(load, model, metas, progress=lambda *numbers: told.append(numbers))
+    without = torch_overlay.landings(load, model, metas)
+    assert str(with_progress) == str(without) and "b" in without.whole
+    assert told[:3] == [(1, 8), (2, 8), (3, 8)] or asks
+    done, sizes = zip(*told)
+    assert [*done] == sorted({*done}) and [*sizes] == sorted(sizes) and done[-1] == sizes[-1] >= 8
+    assert str(torch_overlay.landings(load, model, metas, progress=lambda done, size: 1 / 0)) == str(without)
+    assert caplog.text.count("progress= of landings() raised") == 1
+
+
 def test_what_comes_whole_and_never_arrived_is_not_loaded():
     """Its memory has no values yet. What came isn't loaded either: the loader may make one weight of several."""
     model = module_of(a=zeros(4, 6), b__w=zeros(4, 6))

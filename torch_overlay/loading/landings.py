@@ -14,6 +14,8 @@ Start reading at `find_landings`.
 
 from __future__ import annotations
 
+import logging
+import traceback
 import weakref
 from collections.abc import Mapping
 from functools import cached_property, partial
@@ -26,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..rendezvous.long_waits import said_if_long
 from ..transfers.pieces import Piece
 from ..transfers.stages import as_on_meta
+from ..transfers.stats import Progress
 from .attributes import PlainAttributes, Setting, compare_calls
 from .loader_run import (
     NOBODY,
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
 
     Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
     Stage = tuple[list[str], Callable[[Mapping[str, Any]], None]]
+
+logger = logging.getLogger(__name__)
 
 SHARED = "another tensor goes to the same memory"
 BESIDE = "another tensor of its module comes whole"
@@ -348,6 +353,7 @@ def find_landings(
     tensors: Any,
     depends_on: Any = None,
     *,
+    progress: Callable[[int, int], object] | None = None,
     unreliable: Mapping[int, str] | None = None,
     when_refused: Callable[[str], object] | None = None,
 ) -> Landings:
@@ -362,7 +368,8 @@ def find_landings(
     memory = ModelMemory(model)
     words = f"asking the loader of {type(model).__name__} where it puts {len(metas)} tensors"
     with said_if_long(words), PlainAttributes(model, load) as attributes:
-        asking = _Asking(load, memory, attributes)
+        told = None if progress is None else _TakenTensors(progress, 2 * len(metas))
+        asking = _Asking(load, memory, attributes, told)
         for apart in (False, True):
             asked = asking.ask(metas, apart)
             if asked.refused is not None:
@@ -381,6 +388,8 @@ def find_landings(
             # A fill lies in memory of a module of which something comes whole. Asked for one tensor at a time, the
             # loader shows which tensor the fill belongs to.
         settings = asking.settings(metas, records, left)
+        if told is not None:
+            told.end()
     found = Landings(load, model, metas, depends_on, memory)
     for meta in metas:
         record = records[meta.name]
@@ -405,6 +414,51 @@ def all_whole(load: Load, model: torch.nn.Module, tensors: Any, why: str) -> Lan
     return found
 
 
+class _TakenTensors(Progress):
+    """Counts the tensors that a loader takes, over all of its calls, and tells a function of the user.
+
+    >>> taken = _TakenTensors(lambda done, size: print(done, size), 2)
+    >>> taken.counted(dict, 2)([("a", 1), ("b", 2)])
+    2 2
+    {'a': 1, 'b': 2}
+    """
+
+    def __init__(self, call: Callable[[int, int], object], total: int) -> None:
+        super().__init__(self._tell, total)
+        self._users: Callable[[int, int], object] | None = call
+
+    def _tell(self, done: int, size: int) -> None:
+        """Tell the user's function. Of its error text is logged and no exception: that has the frames of the loader,
+        and if a handler kept it, the loader would seem to keep the tensors in these."""
+        try:
+            if self._users is not None:
+                self._users(done, size)
+        except Exception:
+            self._users = None
+            logger.warning("progress= of landings() raised, and isn't called any more:\n%s", traceback.format_exc())
+
+    def counted(self, load: Load, tensors: int) -> Load:
+        """The loader, for a call with so many tensors."""
+        self._total = max(self._total, self._done + tensors)
+        return lambda weights: load(_Counted(weights, self))
+
+
+class _Counted(list[Any]):
+    """A list that counts what is taken from it. It holds nothing longer than a list does: `LoaderRun` looks at what the
+    loader has kept."""
+
+    def __init__(self, items: Iterable[Any], taken: _TakenTensors) -> None:
+        super().__init__(items)
+        self._taken = taken
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._count, super().__iter__())
+
+    def _count(self, item: Any) -> Any:
+        self._taken.add(1)
+        return item
+
+
 class _Asked(NamedTuple):
     """What a loader answered.
 
@@ -424,15 +478,19 @@ class _Asking:
         reads: storages of the model that the loader has read in any call.
     """
 
-    def __init__(self, load: Load, memory: ModelMemory, attributes: PlainAttributes) -> None:
+    def __init__(
+        self, load: Load, memory: ModelMemory, attributes: PlainAttributes, progress: _TakenTensors | None = None
+    ) -> None:
         self._load, self._memory, self._attributes = load, memory, attributes
+        self._progress = progress
         self._before = attributes.read(lambda tensor: False)
         self._full_runs: list[LoaderRun] = []  # calls with all names that the loader took
         self._values: dict[Where, Any] = {}  # of the attributes, after the first of these
         self.reads: set[int] = set()
 
     def run(self, metas: Sequence[Meta], apart: bool = False, is_full: bool = False) -> LoaderRun:
-        run = LoaderRun(self._load, self._memory, metas, apart, None if apart else self._attributes)
+        load = self._load if self._progress is None else self._progress.counted(self._load, len(metas))
+        run = LoaderRun(load, self._memory, metas, apart, None if apart else self._attributes)
         self.reads |= run.reads
         if is_full and run.error is None:
             if not self._full_runs:
