@@ -100,6 +100,7 @@ def commit(root: pathlib.Path, messages: list[PatchMessage]) -> int:
     """The patches as commits on the branch of the checkout. Those of an earlier rendering are replaced."""
     repository = Repository(root.resolve())
     repository.require_clean()
+    repository.git("var", "GIT_COMMITTER_IDENT")  # if git knows no name, raise before minutes of rendering
     base, trailers = repository.rendered(read_series())
     if len(trailers) > len(messages):
         raise StackError(
