@@ -70,7 +70,7 @@ def test_a_hang_explains_itself_and_stock_says_nothing(shown):
     text, found = shown[0], shown[1]["meshes"]
     assert found["stock_waits"] and found["stock_said"] == ""
     said = found["overlay_said"]
-    assert "rank 0 builds (dp=2, tp=2)" in said and "ranks 1-3 came last to (dp=4)" in said
+    assert "rank 0 builds (dp=2, tp=2)" in said and "ranks 1-3 last came to (dp=4)" in said
     assert 5 <= found["overlay_waited"] <= found["waited"] < panels.PATIENCE
     assert all("ranks 1-3 build (dp=4)" in error for _, error in found["errors"])
     assert "and said nothing" in text and "an error on 4 of 4 ranks" in text

@@ -210,16 +210,16 @@ def met(tmp_path_factory):
 
 SQUARE = r"(a=2, b=2) on cpu over ranks 0 to 3 as 2:2, 2:1"
 SAME = "All ranks of a mesh must build the same meshes in the same order."
-LATE = f"All that came build the same: rank 3 may be late, wait elsewhere, or have died{waiting.WITHOUT}."
+LATE = f"So far all meshes are the same: rank 3 may be late, wait elsewhere, or have died{waiting.WITHOUT}."
 HALF = "=2) on cpu over ranks 0 to 3 as 2:1"
 FLAT = "=4) on cpu over ranks 0 to 3 as 4:1"
 SAID = {
-    "one_builds_another": f"rank 0 builds {SQUARE}; ranks 1-3 came last to (a{FLAT}. {SAME}",
+    "one_builds_another": f"rank 0 builds {SQUARE}; ranks 1-3 last came to (a{FLAT}. {SAME}",
     "one_stays_away": f"ranks 0-2 build {SQUARE}; rank 3 came to no mesh yet. {LATE}",
-    "one_stays_away_from_the_second": f"ranks 0-2 build {SQUARE}; rank 3 came last to {SQUARE}, its 1st mesh of these "
+    "one_stays_away_from_the_second": f"ranks 0-2 build {SQUARE}; rank 3 last came to {SQUARE}, its 1st mesh of these "
     f"ranks. "
     f"{LATE}",
-    "one_leaves_a_mesh_out": f"ranks 0, 1, 3 build (last{HALF}; rank 2 came last to (last{HALF}, its 2nd mesh of "
+    "one_leaves_a_mesh_out": f"ranks 0, 1, 3 build (last{HALF}; rank 2 last came to (last{HALF}, its 2nd mesh of "
     f"these ranks. They parted at their 2nd mesh of these ranks: ranks 0, 1, "
     f"3 build (skipped{HALF}; rank 2 builds (last{HALF}. {SAME}",
     "one_stays_away_while_meshes_are_compared": f"ranks 0-2 build {SQUARE}; rank 3 came to no mesh yet. {LATE}",
@@ -284,7 +284,7 @@ def test_who_has_other_options_is_named_where_meshes_are_not_compared(met):
     other = f"{SQUARE} with flatten='existing'"
     for rank in (0, 2, 3):
         logged, *_ = met["one_has_other_options", "tcp", rank]
-        assert len(logged) == 1 and f"ranks 0, 2, 3 build {SQUARE}; rank 1 came last to {other}." in logged[0], logged
+        assert len(logged) == 1 and f"ranks 0, 2, 3 build {SQUARE}; rank 1 last came to {other}." in logged[0], logged
 
 
 def test_the_others_hear_of_a_rank_that_died(met):
@@ -384,11 +384,11 @@ STAGES = [f"{ROOT}\n0-3 1 (dp=4)\n{LAST}", f"{ROOT}\n4-7 1 (dp=4, tp=1)\n4-7 2 (
         ({STAGES[1]: [4, 5]}, ""),  # each stage has meshes of its own
         (
             {ROOT: [4]},
-            "ranks 0, 1 build (all=8); rank 4 came last to (pp=2, dp=4). All that came build the same: rank 4",
+            "ranks 0, 1 build (all=8); rank 4 last came to (pp=2, dp=4). So far all meshes are the same: rank 4",
         ),
         (
             {f"{ROOT}\n4-7 1 (dp=4)": [4]},
-            "rank 4 came last to (dp=4). All that came build the same: rank 4 may be late",
+            "rank 4 last came to (dp=4). So far all meshes are the same: rank 4 may be late",
         ),
         ({f"{STAGES[1]}\n4-7 3 (x=4)": [4]}, "ranks 0, 1 build (all=8); rank 4 went on to (x=4)."),
         (
@@ -397,9 +397,9 @@ STAGES = [f"{ROOT}\n0-3 1 (dp=4)\n{LAST}", f"{ROOT}\n4-7 1 (dp=4, tp=1)\n4-7 2 (
         ),
         (
             {"flatten='whole'\n0-7 7 (w=8)\n0-7 8 (all=8)": [4]},  # more than it left
-            "rank 4 came last to (all=8), its 8th mesh of these ranks.",
+            "rank 4 last came to (all=8), its 8th mesh of these ranks.",
         ),
-        ({STAGES[0].replace("whole", "existing"): [4]}, "rank 4 came last to (all=8) with flatten='existing'."),
+        ({STAGES[0].replace("whole", "existing"): [4]}, "rank 4 last came to (all=8) with flatten='existing'."),
     ],
 )
 def test_meshes_over_the_same_ranks_are_compared(others, said):

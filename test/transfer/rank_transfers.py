@@ -218,8 +218,9 @@ class TransferCases:
             (
                 good,
                 {"a": tensor(8, 5), "b": [tensor(8)]},
-                "'a' has shape .8, 4. in the source and .8, 5. in the target",
+                "'a' has shape .8, 4. in the source and .8, 5. in the target[.]",
             ),
+            (good, {"a": tensor(8, 2), "b": [tensor(8)]}, "if that is a part of it, say which with piece"),
             (good, {"a": tensor(8, 4), "b": [tensor(8)] if not one else None}, "and rank 3 doesn't have it"),
             (
                 good,

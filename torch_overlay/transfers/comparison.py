@@ -258,8 +258,12 @@ def differences(name: str, source: Sharding | None, target: Sharding | None) -> 
     name."""
     if source is None or target is None:
         return [lacking(name, SIDES if target is None else SIDES[::-1])]
-    if source.regions.shape != target.regions.shape:
-        return [f"{name!r} has shape {source.regions.shape} in the source and {target.regions.shape} in the target"]
+    whole, part = source.regions.shape, target.regions.shape
+    if whole != part:
+        words = f"{name!r} has shape {whole} in the source and {part} in the target"
+        if len(whole) == len(part) and all(size <= length for size, length in zip(part, whole)):
+            words += " (if that is a part of it, say which with piece())"  # a server's shard as a plain tensor
+        return [words]
     if source.dtype != target.dtype and not CASTS.issuperset((source.dtype, target.dtype)):
         return [
             f"{name!r} is {source.dtype} in the source and {target.dtype} in the target; only types among "

@@ -255,7 +255,7 @@ def _who_builds_what(own: str, ranks_by_lines: dict[str | None, list[int]]) -> s
             meshes.number,
             meshes.text,
         ) != (here.number, here.text)
-        verb = "went on" if is_ahead else "came last"
+        verb = "went on" if is_ahead else "last came"
         seen = meshes.seen_from(here)
         by_text["" if seen == here.text else f" {verb} to {seen}"] += ranks
         for number, text in meshes.by_number.items():
@@ -278,8 +278,8 @@ def _who_builds_what(own: str, ranks_by_lines: dict[str | None, list[int]]) -> s
         said.append("All ranks of a mesh must build the same meshes in the same order.")
     elif late:
         said.append(
-            f"All that came build the same: {of_ranks(sorted(late))} may be late, wait "
-            f"elsewhere, or have died{WITHOUT}."
+            f"So far all meshes are the same: {of_ranks(sorted(late))} may be late, "
+            f"wait elsewhere, or have died{WITHOUT}."
         )
     return " ".join(said)
 
