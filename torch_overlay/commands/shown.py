@@ -252,8 +252,12 @@ def status(arguments: argparse.Namespace) -> int:
     except Exception as error:  # the table says why in a line, where a traceback wouldn't help
         print(f"torch_overlay can't be enabled: {error}", file=sys.stderr)
         return 1
+    is_whole = all(row.state != "left out" for row in now.rows)
+    says = "is supported" if is_whole else "is supported in part"
+    # Else "is on" reads as if it were about all programs in this environment.
+    screen.show([f"This torch {says}. In the process of this command, which ends now:", ""])
     screen.show((now.all_lines if arguments.all else now.lines)(screen.width()))
-    return int(any(row.state == "left out" for row in now.rows))
+    return int(not is_whole)
 
 
 def _release(text: str) -> int:

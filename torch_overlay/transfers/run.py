@@ -529,10 +529,10 @@ class Run:
         transfer.version, ran = decision.version, plan.exchanges
         seconds = {**self._seconds, **ran.seconds}
         transfer.stats = RunStats(decision.version, seconds, ran.count, ran.sent_bytes, ran.received_bytes)
-        logger.info("%s: %s", self._called, transfer.stats)
+        logger.info("%s: %s", self._called.rstrip(","), transfer.stats)
         if transfer.options.changes:
             transfer.changed = ran.changed
-            logger.debug("%s: %s of %s elements changed", self._called, *transfer.changed)
+            logger.debug("%s: %s of %s elements changed", self._called.rstrip(","), *transfer.changed)
 
     def _send_whole_where_needed(self, plan: Plan, need_whole: frozenset[int]) -> None:
         """Have the exchanges send everything whole where a receiver may not have what was sent last: to ranks that say
