@@ -77,7 +77,7 @@ def test_in_making_a_transfer_and_in_a_run(caplog):
         with torch_overlay.Transfer([source], None, group=place) as sync, making.result() as its:
             (line,) = said(caplog)
             assert line.startswith(
-                "torch_overlay: Rank 0 has waited 0 s for rank 1 (rank 1: it came last to a meeting of 2 at "
+                "torch_overlay: Rank 0 has waited 0 s for rank 1 (rank 1: it last came to a meeting of 2 at "
             ), line
             assert ", in a Transfer, of ranks 0, 1. It waits up to 30 s." in line, line
             for run in (1, 2):

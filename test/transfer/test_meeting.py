@@ -129,7 +129,7 @@ def test_sizes_and_groups_that_differ_are_named_by_all_who_wait():
         ]
         said = [str(rank.exception()) for rank in met]
         assert (
-            "ranks 1, 2 didn't come within 2 s (rank 1: it came last to the same address with world_size 2)" in said[0]
+            "ranks 1, 2 didn't come within 2 s (rank 1: it last came to the same address with world_size 2)" in said[0]
         )
         assert "others give world_size 3" in said[1]
         met = [ranks.submit(torch_overlay.meet, address, rank=rank, world_size=3, timeout=2) for rank in range(3)]
@@ -142,8 +142,8 @@ def test_sizes_and_groups_that_differ_are_named_by_all_who_wait():
         said = [str(rank.exception()) for rank in made]
         [*ranks.map(lambda place: place.close(), places)]
     for rank in (0, 2):
-        assert "rank 1: it came last to a Transfer, of ranks 0, 1 (their number 1)" in said[rank], said
-    assert "rank 0: it came last to a Transfer, of ranks 0-2 (their number 3)" in said[1], said
+        assert "rank 1: it last came to a Transfer, of ranks 0, 1 (their number 1)" in said[rank], said
+    assert "rank 0: it last came to a Transfer, of ranks 0-2 (their number 3)" in said[1], said
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfers._planner import relay
 from torch_overlay.transfers._planner.boxes import blocks
 from torch_overlay.transfers._planner.piece_moves import Listed, OnMesh, Pieced, PieceMove
-from torch_overlay.transfers._planner.relay import Relay, Turns
+from torch_overlay.transfers._planner.relay import Relay, RelayTurns
 from torch_overlay.transfers._planner.schedule import Schedule
 from torch_overlay.transfers._planner.sides import Ranks, Side
 from torch_overlay.transfers.descriptions import Tensor
@@ -82,7 +82,7 @@ class TestRelayPlan(TestCase):
         rng = random.Random(seed)
         shape = tuple(rng.choice((1, 2, 3, 6, 8)) for _ in range(rng.randint(0, 3)))
         source, target = any_end(rng, shape, True), any_end(rng, shape, False)
-        turn = Turns().next(target, 2)
+        turn = RelayTurns().next(target, 2)
         held = {r: {n: {*elements_of(box)} for n, box in source.held(r)} for r in range(WORLD)}
         wanted = {r: {n: {*elements_of(box)} for n, box in target.held(r)} for r in range(WORLD)}
         own = {rank: set().union(*pieces.values()) for rank, pieces in held.items()}

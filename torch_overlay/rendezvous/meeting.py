@@ -249,7 +249,7 @@ class Meeting:
         words = {}
         for rank in ranks[: long_waits.SHOWN]:
             if self._last_meetings.check([f"rank {rank}"]):
-                words[rank] = f"it came last to {self._last_meetings.get(f'rank {rank}').decode()}"
+                words[rank] = f"it last came to {self._last_meetings.get(f'rank {rank}').decode()}"
         return words
 
     def _came(self, known: int | None = None) -> int:

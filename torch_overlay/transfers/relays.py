@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..distributed.tensor._planner.boxes import Box
 from ._planner.boxes import stripes
 from ._planner.piece_moves import End, Listed, OnMesh, clipped
-from ._planner.relay import Relay, Turns
+from ._planner.relay import Relay, RelayTurns
 from ._planner.sides import Ranks, Side
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def relays_of(
     whole = [_bytes(tensor) for tensor in tensors]
     total = sum(whole)
     rounds = min(max(total // ROUND, 1), MOST_ROUNDS) if has_rounds else 1
-    turns, relays, at = Turns(), dict[str, list[Passing]](), 0
+    turns, relays, at = RelayTurns(), dict[str, list[Passing]](), 0
     for tensor, size in zip(tensors, whole):
         itemsize = tensor.wire.itemsize
         box = Box((0,) * len(tensor.target.regions.shape), tuple(tensor.target.regions.shape))

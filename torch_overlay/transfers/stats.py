@@ -66,8 +66,9 @@ class RunStats(NamedTuple):
     Attributes:
         version: as ranks gave it to `run`; None if none did.
         seconds: for what this rank did, in the order in which it began: "check" its tensors, "agree" with all ranks on
-            whether they run, "plan" names that no run had before, and, summed over all exchanges, "pack", "send",
-            "wait", "unpack"; with `changes` also "compare", of a checkpoint "read". On a GPU most of it is launching.
+            whether they run, "plan" names that no run had before (with the digests of replicas, where they are
+            compared), and, summed over all exchanges, "pack", "send", "wait", "unpack"; with `changes` also "compare",
+            of a checkpoint "read". On a GPU most of it is launching.
         exchanges: how many there were.
         sent_bytes, received_bytes: to and from other ranks.
     """

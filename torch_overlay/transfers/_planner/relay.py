@@ -105,7 +105,7 @@ class Relay(NamedTuple):
         return Relay(first, (across, WithinHosts(within_host, lies_in)))
 
 
-class Turns:
+class RelayTurns:
     """Whose turn it is to get the first stripe of a tensor.
 
     A small tensor has fewer stripes than ranks want it. Without turns, the first rank would get all of these, and send
