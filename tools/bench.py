@@ -1,14 +1,12 @@
 """Stock torch and the overlay, measured side by side in one run.
 
     python tools/bench.py mesh --full            views and meshes of 64 to 1,048,576 ranks
-    python tools/bench.py groups                 process groups of real trainers, and making them on 8 gloo ranks
+    python tools/bench.py groups                 process groups of real trainers: counts, no times
     python tools/bench.py plans                  collectives and bytes of all pairs of placements: counts, no times
     python tools/bench.py redistribute           1 KB to 64 MB on 8 gloo ranks, every result checked
     python tools/bench.py weights                a trainer's weights into its servers, beside what people write by hand
     python tools/bench.py changes                bytes and time where 0.1 to 100 % of the elements changed
-    python tools/bench.py relay                  each element leaves the trainers once: bytes, and time beside without
     python tools/bench.py hosts                  between hosts: weights beside a loop by hand, and redistributions
-    python tools/bench.py joining                a server that joins: seconds to its first values, and the trainers' run
     python tools/bench.py checkpoint             a checkpoint into shards, beside DCP's reader and transformers
     python tools/bench.py full_state             a model's full state dict by an unmodified program, on stock and by run
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
@@ -32,8 +30,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 
 from benchmarks import report, table  # noqa: E402
 
-BENCHES = ("mesh", "groups", "plans", "redistribute", "weights", "changes", "relay", "hosts", "joining")
-BENCHES += ("checkpoint", "full_state", "memory", "overhead")
+BENCHES = ("mesh", "groups", "plans", "redistribute", "weights", "changes", "hosts", "checkpoint")
+BENCHES += ("full_state", "memory", "overhead")
 
 
 def parse() -> argparse.Namespace:

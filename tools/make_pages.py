@@ -2,7 +2,6 @@
 
     python tools/make_pages.py            write them
     python tools/make_pages.py --check    write nothing; exit status 1 if a page isn't up to date, and name it
-    python tools/make_pages.py --list     every figure with the command that measures it
 
 A table stands in a page between two comments, the first of which names it.
 """
@@ -89,17 +88,6 @@ class Figure:
     # how many times better, where only that is quoted; two numbers are a range
     ratio: float | list[float] | None = None
     note: str = ""  # what the overlay's value consists of
-
-    @property
-    def shell(self) -> str:
-        """The line for a shell, or that there is none.
-
-        >>> Figure("x", "", "tools/bench.py plans", "").shell, Figure("y", "", "tools/one_gpu.sh", "").shell
-        ('python tools/bench.py plans', 'tools/one_gpu.sh')
-        """
-        if not self.command:
-            return "(by a program that isn't in this repository)"
-        return self.command if self.command.endswith(".sh") else f"python {self.command}"
 
     @property
     def better(self) -> str:
@@ -284,11 +272,7 @@ def stale() -> dict[pathlib.Path, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page isn't up to date")
-    parser.add_argument("--list", action="store_true", help="every figure with the command that measures it")
     given = parser.parse_args()
-    if given.list:
-        print("\n".join(f"{one.name}: {one.what}; {one.machine}\n    {one.shell}" for one in read().values()))
-        return 0
     pages = stale()
     for path, text in pages.items():
         print(f"{path.relative_to(ROOT)} {'is not up to date' if given.check else 'written'}")

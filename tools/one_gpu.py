@@ -40,12 +40,11 @@ from gpu_stages.groups import nccl_groups, nccl_smoke  # noqa: E402
 from gpu_stages.isolation import isolation  # noqa: E402
 from gpu_stages.links import links  # noqa: E402
 from gpu_stages.memory import memory  # noqa: E402
-from gpu_stages.moves import compiled, fuzz, nccl_fuzz, smoke  # noqa: E402
+from gpu_stages.moves import compiled, nccl_fuzz  # noqa: E402
 from gpu_stages.speed import speed  # noqa: E402
 from gpu_stages.suites import suites  # noqa: E402
 from gpu_stages.training import train  # noqa: E402
-from gpu_stages.transfers import nccl_transfer, options, transfer  # noqa: E402
-from gpu_stages.tuning import tuning  # noqa: E402
+from gpu_stages.transfers import nccl_transfer, options  # noqa: E402
 from gpu_stages.worlds import worlds  # noqa: E402
 
 FORK: Any = multiprocessing.get_context("fork")  # of a process that has torch, and never asks for a device
@@ -74,10 +73,6 @@ STAGES = (
     Stage("compile", 90, compiled),
     Stage("train", 150, train),
     Stage("links", 150, links),
-    Stage("tuning", 60, tuning),
-    Stage("smoke", 75, smoke),
-    Stage("fuzz", 100, fuzz),
-    Stage("transfer", 75, transfer),
 )
 
 

@@ -36,13 +36,12 @@ def values(report, name, **where):
     return row["stock"], row["overlay"]
 
 
-@pytest.mark.skipif(not NIGHTLY, reason="eight ranks start, on two sides: only at night")
+@pytest.mark.skipif(not NIGHTLY, reason="three processes start: only at night")
 def test_groups(bench):
-    report = bench("groups", "--ones", "16", "--repeats", "1")
-    expected = {"torchtitan": (18, 11), "accelerate": (5, 6), "ones": (3, 3), "loop": (20, 25), "8 gloo ranks": (9, 8)}
+    report = bench("groups", "--ones", "16")
+    expected = {"torchtitan": (18, 11), "accelerate": (5, 6), "ones": (3, 3), "loop": (20, 25)}
     assert {recipe: values(report, "groups", recipe=recipe) for recipe in expected} == expected
     assert values(report, "new_group calls", recipe="ones") == (3 * 16, 3)
-    assert values(report, "new_group calls", recipe="8 gloo ranks") == (36, 8)
     assert all(target["met"] for target in report["targets"])
 
 

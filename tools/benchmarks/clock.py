@@ -13,8 +13,8 @@ from typing import Any
 BLOCK_SECONDS = 0.02  # long against the clock's own cost
 
 
-def often_enough(seconds: float, block: float = BLOCK_SECONDS, least: int = 2, most: int = 100) -> int:
-    return max(least, min(most, round(block / max(seconds, 1e-9))))
+def often_enough(seconds: float, most: int) -> int:
+    return max(2, min(most, round(BLOCK_SECONDS / max(seconds, 1e-9))))
 
 
 def each(call: Callable[[Any], Any], items: Iterable[Any]) -> tuple[float, list[Any]]:

@@ -1,19 +1,16 @@
-"""Process groups: how many real trainers get, how many calls make them, and what that takes on 8 gloo ranks.
+"""Process groups: how many real trainers get, and how many calls make them.
 
-The counts are of one rank on the fake backend, each side in a process of its own. The times are of real groups: on both
-sides in turn, in the same processes, each turn on a world made anew, from barrier to barrier.
+Counted on one rank of the fake backend, each side in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
-import time
 
-from . import clock, process
+from . import process
 from .report import Report, Row, Target
-from .sides import OVERLAY, SIDES, STOCK, in_turns, on
+from .sides import OVERLAY, STOCK, on
 
 REBUILDS = 5
 TITAN = dict(pp=2, dp_replicate=2, dp_shard=4, cp=2, tp=2, ep=8)  # torchtitan's recipe, on 64 ranks
@@ -22,13 +19,9 @@ CALLS, GROUPS, SETS = "new_group calls", "groups", "distinct rank sets"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ones", type=int, default=8192, metavar="W", help="ranks of the mesh (1, W, 1, 1)")
-    parser.add_argument("--ranks", type=int, default=8, help="gloo ranks, a multiple of 8; 0 leaves the times out")
-    parser.add_argument("--repeats", type=int, default=2, help="rounds of four turns: stock, overlay, overlay, stock")
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
-    if arguments.ranks % 8:
-        raise SystemExit(f"bench groups: --ranks must be a multiple of 8, got {arguments.ranks}")
     counts = {}
     for side, share in ((STOCK, None), (OVERLAY, "names"), (OVERLAY, "ranks")):
         print(f"groups: counting on {side}{f', {share} shared' if share else ''}", file=sys.stderr)
@@ -51,21 +44,6 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         "groups of one rank, the world's own not counted, one for the whole mesh among the overlay's; recipes with "
         '"ranks" run under share_groups="ranks"',
     ]
-    if arguments.ranks:
-        _time_real_groups(arguments, report)
-
-
-def _time_real_groups(arguments: argparse.Namespace, report: Report) -> None:
-    size = arguments.ranks
-    print(f"groups: making them on {size} gloo ranks", file=sys.stderr)
-    figures = process.ranks("groups:make", size, rounds=arguments.repeats)
-    where = {"recipe": f"{size} gloo ranks"}
-    for name, unit in (("mesh and views", "s"), (GROUPS, ""), (CALLS, "")):
-        report.rows.append(Row(name, unit, *(clock.median(figures[side][name]) for side in SIDES), where))
-    report.notes.append(
-        f"{size} gloo ranks: a mesh of the world unflattened three times as torchtitan does; wall time, median of "
-        f"{len(figures[STOCK]['mesh and views'])} worlds a side"
-    )
 
 
 # --- counts, in a process of one side
@@ -130,33 +108,3 @@ def rebuild(world: int) -> None:
     for _ in range(REBUILDS):
         mesh = _mesh((world // 4, 4), ("dp", "tp"))
         mesh["dp"], mesh._flatten("all"), mesh._unflatten(1, (2, 2), ("x", "y"))
-
-
-# --- times, on real ranks
-
-
-def make(rank: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    import torch.distributed as dist
-
-    from .fake_world import GroupCounter
-
-    names = ("mesh and views", GROUPS, CALLS)
-    store, size, worlds = dist.distributed_c10d._get_default_store(), dist.get_world_size(), itertools.count()
-    dist.destroy_process_group()
-
-    def one_world(side: str) -> dict[str, float]:
-        own_keys = dist.PrefixStore(str(next(worlds)), store)
-        dist.init_process_group("gloo", store=own_keys, rank=rank, world_size=size)
-        with on(side), GroupCounter() as counter:
-            dist.barrier()
-            begun = time.perf_counter()
-            root = _mesh((size,), ("world",))
-            for view in (("pp", "batch", "cp"), ("pp", "dp_replicate", "fsdp"), ("pp", "efsdp", "ep")):
-                root._unflatten(0, (2, size // 4, 2), view)
-            dist.barrier()
-            figures = (time.perf_counter() - begun, len(counter.open()), counter.calls)
-        dist.destroy_process_group()
-        return dict(zip(names, figures))
-
-    turns = in_turns(one_world, rounds)
-    return {side: {name: [one[name] for one in turns[side]] for name in names} for side in SIDES}

@@ -1,14 +1,13 @@
 """What one redistribute call costs the CPU where nothing moves: fake backend, small tensors, 1 to 4 axes.
 
 `hit` is a call that was made before, `miss` one with a shape that was not seen before, which may take over the plan of
-other shapes, and `first` one for which no plan of another shape is remembered. Both sides in one process, in turns, on
+other shapes. Both sides in one process, in turns, on
 meshes with the same flattened views. CPU time, the median over blocks.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import sys
 from typing import Any
@@ -17,7 +16,7 @@ from . import clock, process
 from .report import Report, Row, Target
 from .sides import OVERLAY, SIDES, STOCK, in_turns, on
 
-KINDS = HIT, MISS, FIRST = "plan hit", "plan miss", "plan first"
+KINDS = HIT, MISS = "plan hit", "plan miss"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,10 +81,10 @@ def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
         for side in SIDES:
             with on(side):
                 meshes[side] = pairs.flattened_mesh(sizes)
-        shapes = iter(_small_shapes(2 * _MISSES * len(SIDES) * (1 + 2 * rounds)))  # none is met twice
+        shapes = iter(_small_shapes(_MISSES * len(SIDES) * (1 + 2 * rounds)))  # none is met twice
 
         def all_pairs(side: str) -> dict[str, dict[str, float]]:
-            new = [next(shapes) for _ in range(2 * _MISSES)]
+            new = [next(shapes) for _ in range(_MISSES)]
             with on(side):
                 return {str(pair): _one_turn(pair, meshes[side], calls, new) for pair in chosen}
 
@@ -109,8 +108,6 @@ def _small_shapes(count: int) -> list[tuple[int, ...]]:
 
 def _one_turn(pair, mesh, calls: int, shapes: list[tuple[int, ...]]) -> dict[str, float]:
     """CPU seconds of a hit and of a miss, by tensors of these shapes."""
-    from torch_overlay import is_enabled
-
     from .pairs import placements
 
     target = placements(pair.target)
@@ -119,23 +116,8 @@ def _one_turn(pair, mesh, calls: int, shapes: list[tuple[int, ...]]) -> dict[str
         hit.redistribute(mesh, target)
     seconds = {HIT: clock.each(lambda _: hit.redistribute(mesh, target), range(calls))[0]}
     new = [_source(pair, mesh, shape) for shape in shapes]
-    seconds[MISS] = clock.each(lambda source: source.redistribute(mesh, target), new[:_MISSES])[0]
-    with _nothing_known() if is_enabled() else contextlib.nullcontext():
-        seconds[FIRST] = clock.each(lambda source: source.redistribute(mesh, target), new[_MISSES:])[0]
+    seconds[MISS] = clock.each(lambda source: source.redistribute(mesh, target), new)[0]
     return seconds
-
-
-@contextlib.contextmanager
-def _nothing_known():
-    """No plan of another shape is remembered."""
-    from torch_overlay.distributed.tensor._planner import sizes
-
-    remembered = sizes._forms
-    sizes._forms = remembered.__wrapped__
-    try:
-        yield
-    finally:
-        sizes._forms = remembered
 
 
 def _source(pair, mesh, whole: tuple[int, ...]):

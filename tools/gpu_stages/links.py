@@ -1,10 +1,10 @@
-"""What several GPUs add: times by size, two collectives at once, many tensors in one call; both sides in turns."""
+"""What several GPUs add: times by size, two collectives at once; both sides in turns."""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import clock, pairs, redistribute
@@ -12,14 +12,11 @@ from benchmarks.sides import OVERLAY, SIDES, STOCK, in_turns, on
 
 from . import RANKS, Check, Found, Run, asked
 
-PARAMETERS = 48  # of a tree
-
 
 def links(run: Run) -> Iterator[Found]:
     """Where ranks share a GPU, or talk by gloo, this shows that the code runs, and nothing of links."""
     sizes = (1 << 22,) if run.dry else (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
-    rounds, parameter = (1, 1 << 12) if run.dry else (3, 1 << 20)
-    checks = [Check(moves, (sizes,)), Check(overlap, (sizes[-1], rounds)), Check(trees, (parameter, rounds))]
+    checks = [Check(moves, (sizes,)), Check(overlap, (sizes[-1], 1 if run.dry else 3))]
     for answer in asked(run._replace(seconds=90.0), checks, run.best, stock=True):
         # The world is stock's, and the overlay is on in every second turn: what fails is no fault of stock alone.
         yield answer | {"where": f"both sides on {run.best}", "outcome": answer["outcome"].removesuffix(" on stock")}
@@ -96,50 +93,4 @@ def overlap(mesh: Any, rank: int, nbytes: int, rounds: int) -> dict[str, dict[st
             ("one after the other", functools.partial(seconds, at_once=False)),
             ("at once", functools.partial(seconds, at_once=True)),
         )
-    }
-
-
-def trees(mesh: Any, rank: int, nbytes: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds for so many parameters of this size: made whole, brought into tensors that are there, and offloaded; on
-    stock one by one."""
-    import torch
-    from torch.distributed import _state_dict_utils
-    from torch.distributed.tensor import Replicate
-
-    import torch_overlay
-
-    given, whole = {}, (Replicate(), Replicate())
-    for side in SIDES:
-        with on(side):
-            given[side] = pairs.parameters(pairs.flattened_mesh((2, 2), mesh.device_type), nbytes, PARAMETERS)
-    with torch.no_grad():
-        served = {
-            side: {name: one.redistribute(placements=whole) for name, one in given[side].items()} for side in SIDES
-        }
-        with on(OVERLAY):
-            sync = torch_overlay.Transfer(given[OVERLAY], served[OVERLAY])
-
-    def one_by_one() -> dict[str, Any]:
-        return {name: one.redistribute(placements=whole) for name, one in given[STOCK].items()}
-
-    def copied() -> None:
-        for name, one in one_by_one().items():
-            served[STOCK][name].to_local().copy_(one.to_local())
-
-    def seconds(calls: dict[str, Callable[[], Any]], side: str) -> float:
-        with on(side), torch.no_grad():
-            begun = now(mesh.device_type)
-            calls[side]()
-            return now(mesh.device_type) - begun
-
-    together = functools.partial(torch_overlay.redistribute, given[OVERLAY], placements=whole)
-    gather = functools.partial(_state_dict_utils._gather_state_dict, cpu_offload=True)
-    calls = {
-        "made whole": {STOCK: one_by_one, OVERLAY: together},
-        "into tensors that are there": {STOCK: copied, OVERLAY: sync.run},
-        "a full state dict, offloaded": {side: functools.partial(gather, given[side]) for side in SIDES},
-    }
-    return {
-        name: {side: clock.median(times) for side, times in in_turns(functools.partial(seconds, both), rounds).items()}
-        for name, both in calls.items()
     }

@@ -11,33 +11,19 @@ from fuzz_ranks import run as search
 
 from twins_ranks import MeshRecipe
 
-from . import NO_GPU, NO_NCCL, RANKS, Check, Found, Run, asked
+from . import RANKS, Check, Found, Run, asked
 
 SHAPE = (16, 8)
 PERMUTED = MeshRecipe((3, 1, 0, 2), (2, 2))
 
 
-def smoke(run: Run) -> Iterator[Found]:
-    """By gloo, which any torch has: stock first, then the overlay, and what it says of itself."""
-    yield from asked(run, [Check(pairs_on_a_mesh)], stock=True)
-    yield from asked(run, [Check(pairs_on_a_mesh), Check(pairs_on_a_mesh, mesh=PERMUTED), Check(status)])
-
-
-def fuzz(run: Run, backend: str = "gloo") -> Iterator[Found]:
+def nccl_fuzz(run: Run) -> Iterator[Found]:
     """Random cases on both sides: none wrong and none hung, and none that raises if none does on stock."""
     limits = (6, 15.0) if run.dry else (400, 60.0)
-    world = run.world(backend)
-    counts = search(RANKS, limits[0], 7, limits[1], not run.dry, run.seconds, alone=True, **world)
+    counts = search(RANKS, limits[0], 7, limits[1], not run.dry, run.seconds, alone=True, **run.world(run.best))
     ours, stock = counts["overlay"], counts.get("stock", {})
     bad = ours.get("wrong", 0) + ours.get("hung", 0) + max(ours.get("raised", 0) - stock.get("raised", 0), 0)
-    yield {"check": f"random cases on {backend}", "outcome": "wrong" if bad else "right", "figures": counts}
-
-
-def nccl_fuzz(run: Run) -> Iterator[Found]:
-    if run.nccl is None:
-        yield {"check": "random cases on nccl", "outcome": NO_GPU if run.dry else NO_NCCL}
-    else:
-        yield from fuzz(run, "nccl")
+    yield {"check": f"random cases on {run.best}", "outcome": "wrong" if bad else "right", "figures": counts}
 
 
 def compiled(run: Run) -> Iterator[Found]:
@@ -59,13 +45,6 @@ def pairs_on_a_mesh(mesh: Any, rank: int) -> str | None:
         if result.device.type != mesh.device_type or not result.cpu().equal(pairs.local_target(pair, at, SHAPE)):
             wrong.append(str(pair))
     return "; ".join(wrong) or None
-
-
-def status(mesh: Any, rank: int) -> dict[str, Any] | str:
-    import torch_overlay
-
-    said = torch_overlay.status()
-    return {"status": str(said).splitlines()} if said.enabled else "the overlay is off"
 
 
 def _function(mesh: Any, source: Any, target: Any) -> Any:

@@ -28,24 +28,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 BYTES = ("float8_e4m3fn", "float8_e5m2", "bool", "complex64", "complex128", "int16", "uint8", "int64")
 
 
-def transfer(run: Run, backend: str = "gloo") -> Iterator[Found]:
+def nccl_transfer(run: Run) -> Iterator[Found]:
+    """By NCCL if it works here; types that gloo doesn't reduce; then a part of a world that is bound to its device."""
     functions = (casts, plain_tensors, subsets, pieces, budgets, pending_sums, wrong_on_one_rank, part_of_the_mesh)
     checks = [Check(function) for function in (*functions, used_and_freed_at_once)]
-    yield from asked(run, [*checks, Check(on_a_stream, needs_gpu=True)], backend)
+    yield from asked(run, [*checks, Check(on_a_stream, needs_gpu=True), Check(types)], run.best)
+    bound = [Check(budgets, needs_gpu=True), Check(part_of_the_mesh, needs_gpu=True)]
+    yield from asked(run, bound, run.best, bound=not run.dry)
 
 
 def options(run: Run) -> Iterator[Found]:
     """What a Transfer can be told: each with its values, and then compared by `verify`."""
     checks = [Check(with_option, (name,)) for name in OPTIONS]
     yield from asked(run, [*checks, Check(verified), Check(a_checkpoint)], run.best)
-
-
-def nccl_transfer(run: Run) -> Iterator[Found]:
-    """The same by NCCL, and types that gloo doesn't reduce; then a part of a world that is bound to its device."""
-    yield from transfer(run, run.best)
-    yield from asked(run, [Check(types)], run.best)
-    bound = [Check(budgets, needs_gpu=True), Check(part_of_the_mesh, needs_gpu=True)]
-    yield from asked(run, bound, run.best, bound=not run.dry)
 
 
 # --- on every rank
