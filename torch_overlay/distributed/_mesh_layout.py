@@ -44,8 +44,8 @@ def row_major(sizes: Sequence[int]) -> Ints:
 
 
 def _coalesce(sizes: Sequence[int], strides: Sequence[int]) -> tuple[Ints, Ints]:
-    """Drop sizes of 1, and merge neighbours that step as one. Law: the function stays
-    the same."""
+    """Drop sizes of 1, and merge neighbours that step as one. Law: the same
+    function."""
     kept: list[tuple[int, int]] = []
     for size, stride in zip(sizes, strides, strict=True):
         if size == 1:
@@ -59,8 +59,8 @@ def _coalesce(sizes: Sequence[int], strides: Sequence[int]) -> tuple[Ints, Ints]
 
 
 def _orthogonal(shape: Ints, stride: Ints) -> bool:
-    """True if each stride is a multiple of what the modes with smaller strides span,
-    and none is 0. Then the digits of an index can be read back."""
+    """True if no stride is 0 and each is a multiple of what the modes with smaller
+    strides span: the digits of an index can be read back."""
     span = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if step == 0 or step % span:
@@ -166,8 +166,7 @@ class _FlatLayout:
         return coordinate
 
     def all_ranks_from_zero(self) -> list[int]:
-        """Every index, in the order of the coordinates: ``[L(c) for c in
-        range(L.numel())]``."""
+        """Every index, by coordinate: ``[L(c) for c in range(L.numel())]``."""
         indices = [0]
         for size, stride in zip(self.shape, self.stride, strict=True):
             indices = [
@@ -176,8 +175,7 @@ class _FlatLayout:
         return indices
 
     def ascending(self) -> _FlatLayout:
-        """The same indices in ascending order. Two axes over the same indices have the
-        same result, whatever their order."""
+        """The same indices in ascending order, alike for axes over the same indices."""
         if not self.check_orthogonal() or 0 in self.stride:
             raise ValueError(
                 f"only an orthogonal layout can be sorted by its modes, got {self}"
@@ -188,13 +186,11 @@ class _FlatLayout:
         )
 
     def check_sorted(self) -> bool:
-        """True if no stride is larger than the one before it. The indices of an
-        orthogonal layout then ascend."""
+        """True if strides don't grow: indices of an orthogonal layout then ascend."""
         return all(outer >= inner for outer, inner in itertools.pairwise(self.stride))
 
     def check_orthogonal(self) -> bool:
-        """True if no index occurs twice and the digits of any index can be read
-        back."""
+        """True if no index occurs twice and the digits of any can be read back."""
         if self._is_orthogonal is None:
             object.__setattr__(
                 self, "_is_orthogonal", _orthogonal(self.shape, self.stride)
@@ -242,8 +238,8 @@ class _FlatLayout:
         self, size: int, stride: int, layout: _MeshLayout
     ) -> list[tuple[int, int, int]]:
         """The mode ``c -> self(c * stride)`` for ``c < size``, split over the modes of
-        this layout, outermost first: (number of the mode, steps on it, length of a
-        step)."""
+        this layout: (number of the mode, steps on it, length of a step), outermost
+        first."""
         modes: list[tuple[int, int, int]] = []
         for mode in reversed(range(len(self.shape))):
             mode_size = self.shape[mode]
@@ -355,8 +351,7 @@ class _MeshLayout:
         )
 
     def collapse(self) -> _FlatLayout:
-        """All axes as one, outermost first, as flattening gives. It is orthogonal
-        exactly if the axes together are."""
+        """All axes as one, outermost first; orthogonal exactly if they together are."""
         if self._collapsed is None:
             sizes = itertools.chain.from_iterable(axis.shape for axis in self.axes)
             strides = itertools.chain.from_iterable(axis.stride for axis in self.axes)
@@ -366,8 +361,7 @@ class _MeshLayout:
         return self._collapsed  # type: ignore[return-value]
 
     def coordinate(self, index: int) -> tuple[int, ...]:
-        """The coordinates of ``index`` on these axes. Contributions of axes outside the
-        mesh don't change them."""
+        """The coordinates of ``index`` on these axes, whatever others contribute."""
         if not self.collapse().check_orthogonal():
             raise ValueError(
                 f"only orthogonal axes have coordinates for an index, got {self} and "
@@ -376,8 +370,7 @@ class _MeshLayout:
         return tuple(axis.coordinate(index) for axis in self.axes)
 
     def origin(self, index: int) -> int:
-        """``index`` with every coordinate of this mesh set to 0: the start of the copy
-        of the mesh that holds it."""
+        """The start of the copy of the mesh that holds ``index``."""
         if not self.collapse().check_orthogonal():
             raise ValueError(
                 f"only orthogonal axes have an origin for an index, got {self} and "
@@ -386,13 +379,12 @@ class _MeshLayout:
         return index - sum(axis(axis.coordinate(index)) for axis in self.axes)
 
     def splice(self, start: int, end: int, layout: _MeshLayout) -> _MeshLayout:
-        """Replace the axes ``start .. end-1`` by ``layout``. Law: the other axes keep
-        their order and their strides."""
+        """Replace the axes ``start .. end-1``. Law: the others keep order and
+        strides."""
         return _MeshLayout((*self.axes[:start], *layout.axes, *self.axes[end:]))
 
     def select(self, axes: Sequence[int]) -> _MeshLayout:
-        """The axes at these positions, in this order: a slice, or a permutation if all
-        are named."""
+        """The axes at these positions, in this order: a slice or a permutation."""
         if len({*axes}) != len(axes):
             raise ValueError(
                 f"a layout is selected from each axis at most once, got {tuple(axes)} "

@@ -66,8 +66,8 @@ def to_torch(layout: _MeshLayout) -> Any:
 
 
 def flattened_to_torch(axis: _FlatLayout) -> Any:
-    """Torch's layout for a mesh that was flattened to this axis. torch looks up
-    flattened meshes by the layout, so it must be spelled as torch spells it."""
+    """Torch's layout for a mesh that was flattened to this axis, spelled as torch does:
+    it looks up flattened meshes by the layout."""
     if RELEASE < (2, 13):
         if len(axis.shape) > 1:
             return torchs._MeshLayout((axis.shape,), (axis.stride,))
@@ -76,11 +76,8 @@ def flattened_to_torch(axis: _FlatLayout) -> Any:
 
 
 def loaded_layout(layout: Any) -> Any:
-    """A layout from a file, in the form of the running release.
-
-    A file from 2.13 or later holds a list of axes, an older one nested tuples. Each
-    release reads both.
-    """
+    """A layout from a file (since 2.13 a list of axes), in the running release's
+    form."""
     fields = vars(layout)
     axes = fields.get("axes")
     if RELEASE < (2, 13):
@@ -104,8 +101,8 @@ def _axis_to_torch(axis: _FlatLayout) -> Any:
 
 @lru_cache(maxsize=4096)
 def _nested_to_torch(layout: _MeshLayout) -> Any:
-    """Torch's layout of nested tuples, before 2.13. It can't be changed, so that meshes
-    may share it; since 2.13 a layout holds a list, and each mesh gets its own."""
+    """Torch's layout before 2.13, of nested tuples. It can't be changed, so meshes may
+    share it."""
     sizes: list[Any] = []
     strides: list[Any] = []
     step = 1
@@ -142,9 +139,8 @@ making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 
 def for_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `new_group`, so that the group is named by its ranks in the world. The
-    wrapper takes keyword arguments only. Upstream, a split says its parent, and needs
-    no wrapper."""
+    """Wrap `new_group`, which takes keywords only then, so that the group is named by
+    its ranks in the world. Upstream, a split says its parent, and needs no wrapper."""
 
     def make_for_mesh(**arguments: Any) -> Any:
         token = making_for_mesh.set(True)
@@ -157,8 +153,8 @@ def for_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fsdp_factor(shards: int, plain_shards: int) -> int:
-    """Return the split factor that FSDP gives its own shard of a dim which is cut into
-    so many shards already. Before 2.12 it counts those that aren't strided."""
+    """FSDP's split factor for its shard of a dim with so many; before 2.12, plain
+    ones."""
     return shards if RELEASE >= (2, 12) else plain_shards
 
 
@@ -169,14 +165,10 @@ def never_nothing(
     group: Any,
     own: int,
 ) -> Callable[..., torch.Tensor]:
-    """Return the function that packs what an all-to-all sends. It is ``pack``, except
-    on a rank of the fake backend that would receive elements and send none: there it
-    sends one element to itself.
-
-    Before 2.15 the fake group refuses to send nothing while something comes. Nobody
-    reads the element. Call this before the splits are used, since it changes them in
-    place.
-    """
+    """Return the function that packs what an all-to-all sends: ``pack``, except on a
+    rank of the fake backend that would receive elements and send none, which it refuses
+    before 2.15. There it sends one element to itself, which nobody reads. Call this
+    before the splits are used, since it changes them in place."""
     if RELEASE >= (2, 15):
         return pack
     if any(send_splits) or not any(receive_splits):
@@ -204,8 +196,8 @@ moved_shape: contextvars.ContextVar[Any] = contextvars.ContextVar(
 
 
 def of_shape(redistribute: Callable[..., Any], shape: Any) -> Callable[..., Any]:
-    """Wrap torch's redistribution so that the merging of steps knows the shape of the
-    tensor. Upstream the shape is an argument."""
+    """Wrap torch's redistribution so that merging knows the shape, an argument
+    upstream."""
 
     def redistribute_shape(*arguments: Any, **named: Any) -> Any:
         token = moved_shape.set(shape)
@@ -222,11 +214,8 @@ def of_shape(redistribute: Callable[..., Any], shape: Any) -> Callable[..., Any]
 
 def original(module: types.ModuleType | type, name: str) -> types.FunctionType:
     """A copy of a function of torch, for a body that replaces the function and still
-    calls it.
-
-    A patch swaps the code of the function itself. The copy is another object, so it
-    keeps the code that the function has now. Make it before the patch is applied.
-    """
+    calls it. Make it before the patch, which swaps the code of the function itself, is
+    applied."""
     function = getattr(module, name)
     kept = types.FunctionType(
         function.__code__,
@@ -241,8 +230,8 @@ def original(module: types.ModuleType | type, name: str) -> types.FunctionType:
 
 def span(name: str) -> contextlib.AbstractContextManager[object]:
     """Show a block of code in the profiler as ``torch_overlay::name``. While no
-    profiler runs, this costs reading one flag. Nothing is shown under a dispatch mode.
-    """
+    profiler runs, this costs reading one flag. Nothing is shown under a dispatch
+    mode."""
     # No span under a dispatch mode: a tracer would record its operations as part of the
     # program.
     if not profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack():
@@ -251,8 +240,8 @@ def span(name: str) -> contextlib.AbstractContextManager[object]:
 
 
 def spanned(name: Callable[[], str], functions: Sequence[Local]) -> Sequence[Local]:
-    """These functions. While a profiler runs, one function in their place that calls
-    all of them in order, each with the result of the one before it, within a span."""
+    """These functions; while a profiler runs, one that calls them in order, in a
+    span."""
     if not profiler._is_profiler_enabled:
         return functions
 

@@ -29,8 +29,7 @@ option_names: dict[str, str] = {}
 
 
 def as_options(settings: dict[str, Any]) -> dict[str, Any]:
-    """The versions, and the settings that people can set, by the names of the
-    options."""
+    """The versions, and the settings by the names of the options."""
     options = {
         option_names[s]: value for s, value in settings.items() if s in option_names
     }
@@ -45,12 +44,9 @@ _changes: list[dict[str, Any]] = []
 
 @contextlib.contextmanager
 def patch(**changes: Any) -> Iterator[None]:
-    """Other settings for one block of code, for tests that run here and upstream.
-
-    torch's function of this name changes them for one thread, this one for all threads.
-    If blocks are open in several threads, the values from before are restored when the
-    last of them ends.
-    """
+    """Other settings for one block of code, in all threads, for tests that run here and
+    upstream (there in one thread). What was before comes back when the last block
+    ends."""
     with _lock:
         for name in changes:
             _before_blocks.setdefault(name, globals()[name])
@@ -68,7 +64,7 @@ def patch(**changes: Any) -> Iterator[None]:
 
 
 def _apply() -> None:
-    """Set the values from before the blocks, then the changes of all open blocks in
+    """Set the values from before the blocks, then the changes of open blocks in
     order."""
     globals().update(_before_blocks)
     for changes in _changes:
@@ -76,8 +72,7 @@ def _apply() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """``use_torchcomms``, as torch.distributed.config has it; False where torch has no
-    such setting."""
+    """``use_torchcomms``, as torch.distributed.config has it; False where it hasn't."""
     if name != "use_torchcomms":
         raise AttributeError(f"module {__name__} has no setting {name}")
     try:

@@ -171,13 +171,10 @@ class _DeviceMesh:
 
     @cached_property
     def _rank_map(self: DeviceMesh) -> torch.Tensor:
-        """The rank at each index, as a tensor of one dimension (int32, on the CPU).
-
-        It is built when it is first read, once for a root mesh and all its views. This
-        is a cached_property and not a property, since subclasses that skip `__init__`
-        assign it. If the mesh has its view already, assigning it changes `mesh` but not
-        the coordinates.
-        """
+        """The rank at each index, as a tensor of one dimension (int32, on the CPU),
+        built once for a root mesh and all its views. A cached_property, since
+        subclasses that skip `__init__` assign it; with a view, that changes `mesh`, not
+        coordinates."""
         return shared_state(self).tensor
 
     @cached_property
@@ -204,15 +201,14 @@ class _DeviceMesh:
             return shared_state(self).shown(view.layout, view.start(rank))
 
     def _compute_coordinate_on_dim(self: DeviceMesh) -> tuple[int, ...] | None:
-        """This rank's coordinate on each mesh dim; None on a rank outside the mesh. The
-        mesh must have its rank."""
+        """This rank's coordinates, None outside the mesh. The mesh must have its
+        rank."""
         return view_of(self).coordinate(self._rank)
 
     # --- equality, hash and pickling
 
     def _hash_key(self: DeviceMesh) -> tuple[Any, ...]:
-        """The values that make two meshes equal: ranks, layout, device type, names,
-        thread, and the tokens of private groups."""
+        """What makes two meshes equal, the tokens of private groups included."""
         view, names = view_of(self), self._mesh_dim_names
         return (
             view.rank_map.key,
@@ -238,8 +234,7 @@ class _DeviceMesh:
         )
 
     def _stable_hash(self: DeviceMesh) -> str:
-        """A hash that is the same in every process, for caches of compiled code. `hash`
-        isn't: Python seeds it per process for strings."""
+        """A hash that is the same in every process, for caches of compiled code."""
         return hashlib.blake2b(
             repr((self._hash_key(), self._preserve_rank_order)).encode(), digest_size=16
         ).hexdigest()
@@ -388,15 +383,13 @@ class _DeviceMesh:
 
     @cached_property
     def _traced_views(self: DeviceMesh) -> TracedViews:
-        """The views that compiled code asked for, by the names that `_trace_view`
-        returns. Cached in the mesh's ``__dict__``, since dynamo guards what it finds
-        there."""
+        """The views that compiled code asked for, by the names of `_trace_view`, cached
+        in ``__dict__``, where dynamo guards them."""
         return shared_state(self).traced
 
     def _trace_view(self: DeviceMesh, method: str, *arguments: Any) -> str:
-        """Make the view that ``method`` returns, keep it, and return its name in
-        `_traced_views`. Compiled code calls this while it is traced. Collective if the
-        method makes groups."""
+        """Keep the view of ``method``, and return its name in `_traced_views`, while
+        code is compiled. Collective if the method makes groups."""
         return keep_view(self, method, arguments)
 
     # --- views that need groups
@@ -405,8 +398,7 @@ class _DeviceMesh:
         self: DeviceMesh, mesh_dim_name: str, backend_override: Override = (None, None)
     ) -> None:
         """Flatten the mesh and register the view in the root's ``_flatten_mapping``,
-        from which `_flatten` returns it. Does nothing if it is registered already.
-        Collective, as `flatten` is."""
+        once. Collective, as `flatten` is."""
         root = self._get_root_mesh()
         layout = _MeshLayout((view_of(self).layout.collapse(),))
         if is_flattened(root, mesh_dim_name, layout):
@@ -495,8 +487,7 @@ class _DeviceMesh:
         return DeviceMesh._concatenate(device_mesh_list)
 
     def _beside(self: DeviceMesh, device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
-        """`concatenate` as a method of the first mesh. A compiled graph can call
-        methods of a mesh, but no static method. Raises as `concatenate` does."""
+        """`concatenate` as a method, which a compiled graph can call."""
         if is_traced():
             return traced_view(self, "_beside", device_mesh_list)
         return DeviceMesh._concatenate([real_mesh(mesh) for mesh in device_mesh_list])
@@ -570,8 +561,7 @@ class _DeviceMesh:
         preserve_rank_order: bool = False,
     ) -> str | None:
         """The name of this rank's group on one axis, for callers of this older private
-        method. None on a rank outside. Each call opens a universe of its own, so the
-        group is shared with no mesh. Collective, and raises, as `axis_group`."""
+        method. Each call opens a universe of its own. Collective, as `axis_group`."""
         view = View(
             RankMap(rank_map.tolist()), _MeshLayout((axis_from_torch(sub_layout),))
         )
@@ -694,12 +684,10 @@ def init_device_mesh(
 def _normalize_backend_override(
     backend_override: Mapping[Any, Any], ndim: int, mesh_dim_names: _Names | None = None
 ) -> Iterator[Override]:
-    """One (backend, options) for each mesh dim, from a dict by number or name. The
-    caller's dict isn't changed. Raises as `normalize_overrides` does."""
+    """One (backend, options) for each mesh dim, from a dict by number or name."""
     return iter(normalize_overrides(backend_override, ndim, mesh_dim_names))
 
 
 def _maybe_traced_group(mesh: DeviceMesh, mesh_dim: int) -> ProcessGroup | None:
-    """The process group as a value of the graph, where one rank traces for all.
-    Releases before 2.14 have no such value, so this returns None."""
+    """The group as a value of the graph where one rank traces for all, from 2.14 on."""
     return None

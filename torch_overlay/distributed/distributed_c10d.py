@@ -41,8 +41,8 @@ class MemberNames:
         self._count: Counter[Sequence[int]] = Counter()
 
     def next(self, ranks: Sequence[int]) -> str:
-        """The name of the next group of these ranks, in this order. Each call counts as
-        one group and returns another name."""
+        """The name of the next group of these ranks, in this order; counts each
+        call."""
         key = compact(ranks)
         self._count[key] += 1
         text = f"{self._what} {self._count[key]} of ranks {key}"
@@ -55,8 +55,7 @@ _names_by_world: weakref.WeakKeyDictionary[Any, MemberNames] = (
 
 
 def member_names(world: Any) -> MemberNames:
-    """The names of a world, by its default group. Without a default group (None), it is
-    the world itself that gets a name, and each call returns new names that count from 1
+    """The names of a world, by its default group; without one each call counts from 1
     on."""
     if world is None:
         return MemberNames("world")
@@ -65,8 +64,8 @@ def member_names(world: Any) -> MemberNames:
 
 
 def compact(ranks: Sequence[int]) -> tuple[int, ...] | range:
-    """Ranks as a hashable value: consecutive ascending ranks as a range, since there
-    may be a million of them, and others as a tuple. No ranks give an empty tuple."""
+    """Ranks as a hashable value, consecutive ones as a range: there may be a
+    million."""
     consecutive = range(ranks[0], ranks[0] + len(ranks)) if ranks else range(0)
     return (
         consecutive
@@ -78,14 +77,12 @@ def compact(ranks: Sequence[int]) -> tuple[int, ...] | range:
 def _process_group_name(
     ranks: list[int], use_hashed_name: bool, to_global: dict[int, int] | None = None
 ) -> GroupName:
-    """The name of a new group, the same on every rank that takes part in creating it.
-    Each call counts as one group.
+    """The name of a new group, the same on every rank that creates it. Counts the call.
 
-    If only the members create the group, the name may depend only on what all of them
-    know. A counter of the process doesn't: of its groups, or of its calls, it drifts
-    apart as soon as some ranks create a group and others don't. How often exactly these
-    ranks created a group is the same on all of them. The counter ``group_count`` behind
-    the other names is left to calls that every rank makes.
+    If only the members create the group, a counter of the process drifts apart as soon
+    as some ranks create a group and others don't. How often exactly these ranks created
+    a group is the same on all of them. The counter ``group_count`` behind the other
+    names is left to calls that every rank makes.
     """
     if use_hashed_name:
         # Two splits of different parents may have the same local ranks, [0, 1] say, and
@@ -101,9 +98,8 @@ def _process_group_name(
 
 
 def _timeout_of(group: ProcessGroup) -> timedelta | None:
-    """The timeout of the collectives of a group. None if its backend has no options, or
-    if it is the default of the group's backend, even if the user chose just that value.
-    """
+    """The timeout of a group's collectives. None if its backend has no options, or if
+    it is the backend's default, even if the user chose just that value."""
     backend_default = distributed_c10d._get_default_timeout(
         distributed_c10d.get_backend(group)
     )

@@ -31,8 +31,7 @@ def read_sizes(mesh_shape: Any) -> tuple[int, ...]:
 def read_overrides(
     overrides: tuple[Override, ...] | None, ndim: int
 ) -> tuple[Override, ...]:
-    """One (backend, options) for each axis; a pair of None for each if ``overrides`` is
-    None."""
+    """One (backend, options) for each axis; pairs of None if ``overrides`` is None."""
     if overrides is None:
         return ((None, None),) * ndim
     # Only the private constructor argument comes here; init_device_mesh turns a dict
@@ -47,8 +46,7 @@ def read_overrides(
 
 
 def read_names(names: Any, ndim: int) -> tuple[str, ...] | None:
-    """The names of the axes; None if there are none. Names are usually strings, but
-    numbers and members of an Enum name axes as well."""
+    """The names of the axes: usually strings, also numbers and members of an Enum."""
     names = tuple(names or ())
     if not names:
         return None
@@ -96,8 +94,7 @@ def check_device_type(device_type: str) -> None:  # overlay only
 
 
 def _read_override(value: Any, dim: Any) -> Override:  # overlay only
-    """One (backend, options) from a value of ``backend_override``. None stands for what
-    the value doesn't say."""
+    """One (backend, options); None stands for what the value doesn't say."""
     if isinstance(value, str):
         return value, None
     if value is None or isinstance(value, Backend.Options):
@@ -119,8 +116,7 @@ def _read_override(value: Any, dim: Any) -> Override:  # overlay only
 def normalize_overrides(  # overlay only
     overrides: Mapping[Any, Any], ndim: int, mesh_dim_names: Sequence[str] | None
 ) -> tuple[Override, ...]:
-    """One (backend, options) for each axis, from a dict by number or name. An axis that
-    isn't in the dict gets a pair of None."""
+    """One (backend, options) for each axis, from a dict by number or name."""
     names = tuple(mesh_dim_names or ())
     result: list[Override] = []
     for dim in range(ndim):

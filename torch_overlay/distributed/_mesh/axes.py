@@ -25,8 +25,7 @@ T = TypeVar("T")
 
 
 def _by_name(mesh: DeviceMesh, values: Sequence[T]) -> dict[str, T]:
-    """One value for each axis, by name. If two axes have one name, the first counts,
-    as in `_get_mesh_dim_by_name`. Empty if the axes have no names."""
+    """Values by axis name; if two axes have one name, the first counts."""
     value_of: dict[str, T] = {}
     # No strict: a mesh without names has values and no names.
     for name, value in zip(mesh._mesh_dim_names or (), values):
@@ -35,8 +34,8 @@ def _by_name(mesh: DeviceMesh, values: Sequence[T]) -> dict[str, T]:
 
 
 def select(mesh: DeviceMesh, names: Names) -> _MeshLayout:
-    """The layouts of the axes of these names, in the order given. A name means an
-    axis of the mesh, or else the flattened view of that name."""
+    """The layouts of the axes of these names, in this order; also of flattened
+    views."""
     axis_of = _by_name(mesh, view_of(mesh).layout.axes)
     flattened = shared_state(mesh).flattened
     if not all(name in axis_of or name in flattened for name in names):
@@ -53,8 +52,8 @@ def select(mesh: DeviceMesh, names: Names) -> _MeshLayout:
 
 
 def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
-    """The layouts of the axes of these names, for a slice. They must be in order:
-    from outer to inner ones, or as in the mesh."""
+    """`select` for a slice, whose names must go from outer to inner or as in the
+    mesh."""
     layout = select(mesh, names)
     joint = layout.collapse()
     mesh_names = mesh._mesh_dim_names or ()
@@ -76,8 +75,7 @@ def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
 def cut_axis(
     mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names
 ) -> tuple[_MeshLayout, list[str]]:
-    """Unflatten one axis. Returns the layouts of the new axes only, and the names of
-    all axes of the resulting mesh. The mesh isn't changed."""
+    """Unflatten one axis. Returns the new axes alone, and the names of all axes."""
     axis = view_of(mesh).layout.axes[dim]
     if math.prod(sizes) != axis.numel():
         raise ValueError(
@@ -103,8 +101,7 @@ def cut_axis(
 
 
 def dim_of(mesh: DeviceMesh, dim: int | str) -> int:
-    """The number of an axis that is given by number or name. A number is returned as
-    it is, unchecked."""
+    """The number of an axis, by number (returned unchecked) or name."""
     if not isinstance(dim, str):
         return dim
     mesh_names = mesh._mesh_dim_names or ()
@@ -135,12 +132,9 @@ def is_flattened(root: DeviceMesh, name: str, layout: _MeshLayout) -> bool:
 
 
 def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
-    """The name of this rank's group on each of the axes that `select` finds for these
-    names. [] on a rank outside, None where no backend was set up.
-
-    Call `select` first. It reports an unknown name, which here is a bare KeyError,
-    or isn't noticed where there are no groups.
-    """
+    """The name of this rank's group on each of these axes, found as by `select`; [] on
+    a rank outside, None where no backend was set up. Call `select` first: it reports an
+    unknown name, which isn't noticed here where there are no groups."""
     own_groups = group_names(mesh)
     # Also for an unknown name, which `select` reports. [] and None mean different
     # things.
@@ -179,8 +173,7 @@ def side_by_side(meshes: Sequence[DeviceMesh]) -> _MeshLayout:
 def start_at(
     mesh: DeviceMesh, shown: Names, axes: _MeshLayout, at: Mapping[str, int]
 ) -> int:
-    """The index at which a copy of some axes starts, with the other axes at given
-    coordinates."""
+    """The index at which a copy of the axes starts, the others at given coordinates."""
     axis_of = _by_name(mesh, view_of(mesh).layout.axes)
     unknown = [name for name in at if name not in axis_of]
     if unknown:
@@ -222,12 +215,8 @@ def start_at(
 
 def mark_apart(mesh: DeviceMesh) -> None:
     """Give a view a new token if its new axes have groups of their own, see `is_apart`.
-    The entries of these groups get the token, too. Does nothing for a view without
-    groups, in a private universe, or where neither `private_groups` nor the mesh that
-    it was made from asks for such groups.
-
-    Call it right after the groups were made, inside the same block of `private_groups`.
-    """
+    Call it right after the groups were made, inside the same block of
+    `private_groups`."""
     shared, names = shared_state(mesh), group_names(mesh)
     if (
         names is not None
@@ -242,8 +231,7 @@ def mark_apart(mesh: DeviceMesh) -> None:
 
 
 def mark_slice(view: DeviceMesh, mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
-    """Copy the private-group tokens of the selected axes to a slice. Returns the
-    slice."""
+    """Copy the private-group tokens of the selected axes to a slice, and return it."""
     mesh_names, flattened = mesh._mesh_dim_names or (), shared_state(mesh).flattened
     _store_tokens(
         view,
@@ -256,9 +244,8 @@ def mark_slice(view: DeviceMesh, mesh: DeviceMesh, names: Sequence[str]) -> Devi
 
 
 def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:
-    """Copy the private-group tokens of the axes of `parts` to `mesh`, which is their
-    concatenation, so that it uses the same private groups as they do. Overwrites the
-    tokens of `mesh`."""
+    """Give `mesh`, the concatenation of `parts`, the private-group tokens of their
+    axes."""
     names_of_parts = [
         axis_names(part._mesh_dim_names, len(view_of(part).layout.axes))
         for part in parts
@@ -274,9 +261,8 @@ def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:
 
 
 def _store_tokens(mesh: DeviceMesh, tokens: Sequence[str | None]) -> None:
-    """Store the tokens of the axes of a mesh in its attribute ``_apart``: one token if
-    all axes have the same, nothing if no axis has one. Else pairs of axis name and
-    token. What was stored before is removed."""
+    """Store the tokens of the axes: one if all are the same, else pairs with axis
+    names."""
     mesh.__dict__.pop("_apart", None)
     if len(set(tokens)) > 1:
         names = axis_names(mesh._mesh_dim_names, len(tokens))
@@ -290,8 +276,6 @@ def _store_tokens(mesh: DeviceMesh, tokens: Sequence[str | None]) -> None:
 
 
 def _token_of_axis(mesh: DeviceMesh, name: str) -> str | None:
-    """The token of the axis of this name. If two axes have the name, that of the first.
-    None if the axis has none."""
     tokens = mesh.__dict__.get("_apart")
     return (
         dict(reversed(tokens)).get(str(name)) if isinstance(tokens, tuple) else tokens

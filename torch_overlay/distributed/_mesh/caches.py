@@ -29,41 +29,34 @@ if TYPE_CHECKING:
 
 
 def real_mesh(mesh: Any) -> DeviceMesh:
-    """The mesh itself. While a graph is traced, a wrapper may come in its place, which
-    lacks some attributes of the mesh."""
+    """The mesh itself: while a graph is traced, a wrapper may come in its place."""
     return getattr(mesh, "real_obj", mesh)
 
 
 def is_traced() -> bool:
-    """True while dynamo traces this code. Dynamo can't construct a mesh, so a view has
-    to be an attribute that it can guard."""
+    """True while dynamo traces this code. It can't make a mesh: views are
+    attributes."""
     return torch.compiler.is_dynamo_compiling()
 
 
 def traced_view(mesh: DeviceMesh, method: str, *arguments: Any) -> DeviceMesh:
-    """The view that ``method`` of the mesh returns, as an input of the graph. It is
-    made once, when the code is compiled. Call it only while dynamo traces, see
-    `is_traced`."""
+    """The view that ``method`` returns, as an input of the graph, made at compile
+    time."""
     name = mesh._trace_view(method, *map(_with_fixed_numbers, arguments))
     return getattr(mesh._get_root_mesh()._traced_views, name)
 
 
 def compiled_group_key(mesh: DeviceMesh) -> tuple[Any, ...]:
-    """The values that compiled code is guarded by, beside the value of the mesh: the
-    names of its groups, and the serial of its universe, or None before a group was
-    asked for.
-
-    The code may contain names of groups, also of groups of views that it made. An equal
-    mesh may have other groups, and so has this mesh after abort().
-    """
+    """The values that guard compiled code, beside the value of the mesh: the names of
+    its groups, which the code may contain, and the serial of its universe. An equal
+    mesh may have other groups, and so has this mesh after abort()."""
     universe = shared_state(mesh).universe
     return group_names(mesh), universe.serial if universe is not None else None
 
 
 def _with_fixed_numbers(argument: Any) -> Any:
-    """The argument with plain ints in place of symbolic ones, also inside dicts and
-    sequences; lists become tuples. Each number makes another view, so the compiler must
-    not leave it open."""
+    """The argument with plain ints for symbolic ones: each number makes another
+    view."""
     if isinstance(argument, dict):
         return {name: _with_fixed_numbers(value) for name, value in argument.items()}
     if isinstance(argument, (list, tuple)):
@@ -72,9 +65,8 @@ def _with_fixed_numbers(argument: Any) -> Any:
 
 
 def keep_view(mesh: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> str:
-    """Make a view for compiled code and keep it with the universe, unless it is kept
-    already. Returns its attribute name in `_traced_views`. Collective if the method
-    makes groups, and raises what the method raises."""
+    """Make a view for compiled code, once, and return its name in `_traced_views`.
+    Collective if the method makes groups."""
     traced = shared_state(mesh).traced
     description = (
         f"{method}{_argument_text(arguments)} of {mesh._stable_hash()} on "
@@ -94,9 +86,8 @@ def forget_views(shared: SharedState) -> None:
 
 
 def _argument_text(argument: Any) -> str:
-    """An argument of a mesh's method as text. That of a mesh contains the names of its
-    groups, so it differs between equal meshes with different groups. Anything else is
-    shown by `repr`."""
+    """An argument as text. A mesh's has its groups' names: equal meshes may differ
+    there."""
     if isinstance(argument, (list, tuple)):
         return f"({', '.join(map(_argument_text, argument))})"
     return (
@@ -115,13 +106,12 @@ _latest: weakref.WeakValueDictionary[tuple[Any, ...], SharedState] = (
 
 
 def as_good_as(mesh: DeviceMesh, other: DeviceMesh) -> bool:
-    """True if, of two equal meshes, one may be used in place of the other. The caller
-    knows that they are equal.
+    """True if, of two meshes that are equal, one may be used in place of the other:
+    both are of one universe, as copies, slices and loaded meshes are, with the same
+    groups.
 
-    They must be of one universe, as copies, slices and loaded meshes are, and have the
-    same groups on their axes. Two meshes without a universe, such as those of
-    `from_group`, need the same group objects. For a subclass of DeviceMesh, equality is
-    enough.
+    Without a universe, as from `from_group`, they need the same group objects; of a
+    subclass of DeviceMesh, equality is enough.
 
     >>> as_good_as(mesh["tp"], mesh["tp"])  # doctest: +SKIP
     True
@@ -148,10 +138,8 @@ def as_good_as(mesh: DeviceMesh, other: DeviceMesh) -> bool:
 
 
 def forget_shardings_of_equal_root(shared: SharedState) -> None:
-    """Empty the caches of sharding results if another root mesh over the same ranks in
-    the same order was built before and still lives: it may be an equal one that only
-    these caches hold. Call it once for each new root mesh, with its state, which is
-    remembered for the next call."""
+    """Empty the caches of sharding results if another root mesh over the same ranks
+    still lives: these caches may hold it. Call it once for each new root mesh."""
     key = shared.rank_map.key
     if key in _latest:
         forget_shardings()
@@ -159,13 +147,9 @@ def forget_shardings_of_equal_root(shared: SharedState) -> None:
 
 
 def forget_shardings(_: None = None) -> None:
-    """Empty the caches of how operations on DTensors are sharded. They hold the meshes
-    of their results.
-
-    Two of them, in C++ and in the propagator, exist once for each thread, and only this
-    thread's are emptied. Those of other threads may stay: their results are checked by
-    `as_good_as`.
-    """
+    """Empty the caches of how operations on DTensors are sharded, which hold meshes.
+    Two of them exist once for each thread: those of other threads stay, and
+    `as_good_as` checks their results."""
     # Without DTensor there is nothing to empty, and a program that only builds meshes
     # shouldn't import it.
     if "torch.distributed.tensor._api" not in sys.modules:

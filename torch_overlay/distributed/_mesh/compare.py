@@ -57,9 +57,7 @@ logger = logging.getLogger(__name__)
 
 def leave_line(describe: Callable[[], str], rank_map: RankMap) -> None:
     """Store one line about the mesh that this rank is about to build, for other ranks
-    to read, below its settings and the lines about the meshes before it. A failure to
-    store it is ignored, unless meshes are compared. Nothing is stored if there are no
-    other ranks or no store through which they talk."""
+    to read. A failure to store it is ignored, unless meshes are compared."""
     default_group = distributed_c10d._get_default_group()
     if not _can_wait(default_group):
         return
@@ -121,8 +119,8 @@ class _Meshes(NamedTuple):
         return _Meshes(own, int(number), text, by_number, settings)
 
     def seen_from(self, other: _Meshes) -> str:
-        """The last mesh, with what else differs from the other's: the settings, or how
-        many meshes came before."""
+        """The last mesh, with what else differs: settings, or the number of meshes
+        before."""
         known = other.settings.split(", ")
         settings = [s for s in self.settings.split(", ") if s not in known]
         text = self.text
@@ -152,9 +150,7 @@ def explained(wait: Callable[[], tuple[str, Sequence[int]]]) -> Iterator[list[st
 def _start_timer(
     wait: Callable[[], tuple[str, Sequence[int]]], found: list[str]
 ) -> threading.Timer | None:
-    """Start the timer that logs the warning of `explained`, in another thread. It fires
-    after `SECONDS`, a little later on higher ranks, unless it is cancelled before. An
-    error in that thread is ignored."""
+    """Start the timer that logs the warning of `explained`, later on higher ranks."""
     world = distributed_c10d._get_default_group()
     if not _can_wait(world):
         return None
@@ -189,8 +185,7 @@ def _start_timer(
 
 
 def _can_wait(world: ProcessGroup) -> bool:
-    """True if there are other ranks to wait for, and a store through which all ranks
-    talk."""
+    """True if there are other ranks, and a store through which all ranks talk."""
     # Ranks of the fake backend don't exist, and MPI has no store.
     return world.size() > 1 and distributed_c10d.get_backend(world) not in (
         "fake",
@@ -203,9 +198,7 @@ def _line_key(rank: int) -> str:
 
 
 def who_builds(store: Any, ranks: Sequence[int]) -> dict[str | None, list[int]]:
-    """The ranks that left the same lines, see `leave_line`; None stands for no line. It
-    reads no key that isn't set, so it waits for no rank. Raises what the store
-    raises."""
+    """The ranks by the lines that they left (None: none); waits for no rank."""
     with_line = _ranks_with_line(store, ranks)
     keys = [_line_key(rank) for rank in with_line]
     values = (
@@ -223,9 +216,8 @@ def who_builds(store: Any, ranks: Sequence[int]) -> dict[str | None, list[int]]:
 
 
 def _ranks_with_line(store: Any, ranks: Sequence[int]) -> list[int]:
-    """Those of the given ranks that wrote a line about their last mesh into the store,
-    see `_line_key`, in the order given. Waits for no rank: it reads no key that isn't
-    set."""
+    """The ranks that left a line; reads no key that isn't set, so it waits for no
+    rank."""
     if not ranks or store.check([_line_key(rank) for rank in ranks]):
         return [*ranks]
     if len(ranks) == 1:
@@ -237,8 +229,7 @@ def _ranks_with_line(store: Any, ranks: Sequence[int]) -> list[int]:
 
 
 def _who_builds_what(own: str, ranks_by_lines: dict[str | None, list[int]]) -> str:
-    """Which ranks build which mesh, and at which earlier mesh they parted, as
-    sentences. Empty if all came to the same mesh, and none parted before."""
+    """Which ranks build which mesh, and where they parted; empty if none parted."""
     here = _Meshes.of(own)
     late: list[int] = []
     by_text: dict[str, list[int]] = defaultdict(list)
@@ -303,8 +294,8 @@ _GAVE_UP = "mesh_check/gave_up"
 
 
 def check_same_mesh() -> None:
-    """Compare the lines that all ranks left last. Collective over the world if the
-    setting ``mesh_check`` is on, else it does nothing."""
+    """Compare the lines that all ranks left last. Collective if ``mesh_check`` is
+    on."""
     default_group = distributed_c10d._get_default_group()
     if not get_settings().mesh_check or not _can_wait(default_group):
         return
@@ -369,8 +360,7 @@ def _verdict(ranks_by_lines: dict[str | None, list[int]]) -> str:
 
 
 def _timeout_seconds(world: distributed_c10d.ProcessGroup) -> float:
-    """The shortest timeout of the store and the backends of the default group, in
-    seconds, at least 1."""
+    """The shortest timeout of the store and the default group, at least 1 second."""
     store: Any = distributed_c10d._world.pg_map[world][1]
     timeout = store.timeout
     for device in world._device_types:

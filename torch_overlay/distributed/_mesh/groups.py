@@ -114,12 +114,8 @@ class Request:
 
 
 def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
-    """Make the groups of a new mesh: one for each axis, and the joint group if the
-    settings ask for it. Their names are stored in the mesh. Collective, as `axis_group`
-    is.
-
-    A root mesh that is built inside `private_groups` makes its universe private.
-    """
+    """Make and store the groups of a new mesh. Collective, as `axis_group` is. A root
+    mesh that is built inside `private_groups` makes its universe private."""
     shared = shared_state(mesh)
     if making_private.get() and mesh._root_mesh is None:
         shared.private = current_world().next_private(shared.rank_map)
@@ -135,12 +131,9 @@ def make_groups(
     names: Sequence[str] | None,
     overrides: Sequence[Override],
 ) -> list[str]:
-    """The name of this rank's group on each axis of ``layout``. Missing groups are
-    created. Returns [] on a rank outside the mesh. Collective, as `axis_group` is.
-
-    A view with groups of its own (`is_apart`) stays so: axes that it gets by unflatten
-    or flatten don't share groups either.
-    """
+    """The name of this rank's group on each axis, [] on a rank outside; makes what is
+    missing. Collective, as `axis_group` is. Axes that a view of `is_apart` gets by
+    unflatten or flatten don't share groups either."""
     if is_apart(mesh):
         with made_private():
             return _find_or_make_groups(mesh, layout, names, overrides)
@@ -182,8 +175,8 @@ def _describe(
     names: Sequence[str] | None,
     overrides: Sequence[Override],
 ) -> str:
-    """One line about axes that are about to get groups, for ranks to compare. Of
-    options it only says that there are some."""
+    """One line about axes that get groups, for ranks to compare. Options aren't
+    shown."""
     rank_map = view_of(mesh).rank_map
     axes = (
         [
@@ -215,8 +208,8 @@ def _describe(
 
 
 def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
-    """This rank's group along one axis: the default group, an existing group of the
-    universe, or a new one. None on a rank outside the mesh.
+    """This rank's group along one axis: the default group, one of the universe, or a
+    new one. None on a rank outside the mesh.
 
     Collective: the members call it, where the backend lets members create a group
     alone; else every rank of the world does.
@@ -254,13 +247,9 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
 
 
 def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -> bool:
-    """True if the axis gets the default group, as an axis over the whole world does
-    unless it is private or a joint request.
-
-    A mesh of another device type than CPU doesn't get a gloo default group. It gets a
-    group of its own, as before. The device type decides, not the devices of this host,
-    since hosts may differ.
-    """
+    """True if the axis gets the default group, as one over the whole world does unless
+    it is private or joint. Other device types than CPU don't get a gloo default group;
+    the type decides, not the devices of this host, since hosts may differ."""
     # A joint group isn't the default group: it would run in one stream with the user's
     # own collectives. A private mesh shares no group, not even this one.
     if (
@@ -293,8 +282,7 @@ def _ranks_to_ask_for(view: View, alone: bool) -> list[list[int]]:
 
 
 def _group_keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
-    """The key of each copy of the axis. The settings decide whether the axis name is
-    part of it, so that only axes of the same name share."""
+    """The key of each copy of the axis, with its name if only equal names share."""
     policy = get_settings().mesh_share_groups
     # Groups of one rank are always kept apart by name. They cost nothing, and a loop
     # that destroys the group of each axis of a (1, 1) mesh would destroy a shared one
@@ -306,10 +294,8 @@ def _group_keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
 
 
 def _is_never_shared(universe: Universe, request: Request) -> bool:
-    """True if the axis gets a group that no other axis ever gets, not even one of the
-    same universe: the setting ``mesh_share_groups`` is "off", or the axis is made
-    inside `private_groups` from a mesh that isn't private. False for a joint request.
-    """
+    """True if no other axis ever gets this group: sharing is "off", or the axis is made
+    inside `private_groups` from a mesh that isn't private."""
     if request.joint:
         return False
     return get_settings().mesh_share_groups == "off" or (
@@ -318,28 +304,21 @@ def _is_never_shared(universe: Universe, request: Request) -> bool:
 
 
 def _record_override(universe: Universe, request: Request, entry: Entry | None) -> None:
-    """Record the backend and options of an axis. A joint group needs axes with equal
-    ones."""
+    """Record the backend and options of an axis: a joint group needs equal ones."""
     # A rank outside has no group, but must decide on joint groups as the members do.
     axis = request.name, request.view.layout.axes[0]
     universe.overrides[entry.group_name if entry else axis] = request.override
 
 
 def _reserve_for_view(entry: Entry, universe: Universe) -> None:
-    """Mark a group as one that a single view has, if it is made inside `private_groups`
-    for a mesh that isn't private. `mark_apart` fills in the token of the view, which
-    doesn't exist yet."""
+    """Mark a group that a single view has. `mark_apart` fills in the view's token."""
     if making_private.get() and not universe.private:
         entry.apart = ""
 
 
 def _add_axis_name(entry: Entry, request: Request) -> ProcessGroup | None:
-    """Record in the entry of a group that the requested axis uses the group. If several
-    axes use it, c10d's description of the group is changed to name them all.
-
-    A joint request, which only redistributions make, adds its name, but doesn't set
-    `serves_axis`.
-    """
+    """Record that the axis uses the group, also in c10d's description of the group. A
+    joint request adds its name, but doesn't set `serves_axis`."""
     group = entry.group
     # A group that serves no axis has no owner who would destroy it, so
     # `_destroy_abandoned_groups` does.
@@ -352,8 +331,7 @@ def _add_axis_name(entry: Entry, request: Request) -> ProcessGroup | None:
 
 
 def description(names: Sequence[str]) -> str:
-    """The description of a group, which c10d shows in logs and in its flight recorder.
-    A joint group is described as if its axes were flattened.
+    """The description of a group in c10d's logs; a joint group as if it were flattened.
 
     >>> description(["tp"]), description(["dp,tp"]), description(["dp_cp", "fsdp"])
     ('mesh_tp', 'mesh_dp_tp', 'mesh_dp_cp,fsdp')
@@ -362,8 +340,7 @@ def description(names: Sequence[str]) -> str:
 
 
 def group_by_name(mesh: DeviceMesh, name: str, mesh_dim: Any, dim: int) -> ProcessGroup:
-    """The group of this name. While a graph is traced, it is the value that the graph
-    has for the group."""
+    """The group of this name; while a graph is traced, its value in the graph."""
     traced = (
         None
         if isinstance(mesh_dim, str)
@@ -384,9 +361,8 @@ def group_by_name(mesh: DeviceMesh, name: str, mesh_dim: Any, dim: int) -> Proce
 
 
 def make_joint_groups(mesh: DeviceMesh) -> None:
-    """Make the group over all axes of a new mesh, if the setting ``mesh_joint_groups``
-    asks for it. A view with groups of its own (`is_apart`) gets none. Collective, and
-    raises, as `axis_group`."""
+    """Make the group over all axes of a mesh if ``mesh_joint_groups`` asks for it, not
+    for a view of `is_apart`. Collective, as `axis_group`."""
     axes = _axes_of_several_ranks(mesh)
     if len(axes) > 1 and not is_apart(mesh) and _new_meshes_get_joint_groups():
         _make_missing_joint_groups(mesh, [axes])
@@ -448,8 +424,7 @@ def _axes_of_several_ranks(mesh: DeviceMesh) -> tuple[int, ...]:
 
 
 def sets_of_axes(mesh: DeviceMesh) -> Iterable[tuple[int, ...]]:
-    """Each set of two or more axes of a mesh, as numbers. Axes of one rank are left
-    out."""
+    """Each set of two or more axes, as numbers. Axes of one rank are left out."""
     axes = _axes_of_several_ranks(mesh)
     return itertools.chain.from_iterable(
         itertools.combinations(axes, count) for count in range(2, len(axes) + 1)
@@ -459,9 +434,8 @@ def sets_of_axes(mesh: DeviceMesh) -> Iterable[tuple[int, ...]]:
 def _make_missing_joint_groups(
     mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]]
 ) -> None:
-    """Make the group of each of these sets of axes, unless there is one. A set of axes
-    with different backends or options gets none. Collective, and raises, as
-    `axis_group`."""
+    """Make the missing groups of these sets of axes, not for axes with different
+    backends or options. Collective, as `axis_group`."""
     universe, view = universe_of(shared_state(mesh)), view_of(mesh)
     names = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
     for axes in subsets:
@@ -481,10 +455,9 @@ def _make_missing_joint_groups(
 
 
 def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
-    """The backend and options of an axis of a mesh, given by its number. If its group
-    wasn't made here, only the backend is known. (None, None) for the default group, a
-    group that was destroyed, and on a rank outside for an axis that asked for nothing.
-    """
+    """The backend and options of an axis. Only the backend if its group wasn't made
+    here; (None, None) for the default group, a destroyed one, and mostly on a rank
+    outside."""
     own_groups = group_names(mesh)
     overrides = universe.overrides if universe is not None else {}
     # A rank outside must ask for the same groups as the members, since all ranks may
@@ -506,8 +479,8 @@ def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Overr
 def _joint_key(
     mesh: DeviceMesh, universe: Universe | None, axes: Sequence[int]
 ) -> tuple[_FlatLayout, Kind] | None:
-    """The key of a joint group: its indices in ascending order, and its backend and
-    options. None if the axes have groups of different kinds, which can't be joined."""
+    """Ascending indices, backend and options; None for axes of groups of different
+    kinds."""
     kinds = {Kind.of(override_of(mesh, universe, axis)) for axis in axes}
     return (
         (view_of(mesh).layout.select(axes).collapse().ascending(), kinds.pop())
@@ -517,12 +490,9 @@ def _joint_key(
 
 
 def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
-    """The name of the group over several axes of a mesh. The group may hold their ranks
-    in any order. None if there is no such group, and for a view of `is_apart`.
-
-    It is a group that was made for redistributions, or else the group of a flattened
-    view with the backend and options of these axes. On a rank outside, the name of a
-    group that was made is "".
+    """The name of the group over several axes, which may hold their ranks in any order:
+    one made for redistributions, else that of a flattened view of their kind. "" on a
+    rank outside; None if there is none, and for a view of `is_apart`.
 
     All ranks of the mesh get the same group or None: the answer follows from the mesh
     calls of this universe and the settings.
@@ -542,13 +512,9 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
 
 
 def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str | None:
-    """The name of the group of a flattened view over the indices of ``key``, for
-    collectives over several axes. Of several views, the one whose name sorts first.
-
-    None if no view qualifies. A view doesn't if it has no group, a private one
-    (``is_apart``), or the default group; with the setting ``mesh_joint_groups`` at
-    "existing" the default group is fine, too.
-    """
+    """The name of the group of a flattened view over the indices of ``key``; of
+    several, the first by name. None for views without a group, with a private one
+    (``is_apart``) or the default group, unless ``mesh_joint_groups`` is "existing"."""
     # With "existing", the default group may serve axes that the user flattened into it.
     # With any other setting we make a group, so that these collectives don't queue
     # behind the user's own in the default group.
@@ -573,14 +539,12 @@ def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str 
 
 
 def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
-    """A value that changes whenever `joint_group_name` may answer differently. Part of
+    """A value that changes whenever `joint_group_name` may answer differently: part of
     the key of every cache of redistributions, beside the settings.
 
-    Flattening changes it even if no group is made: from then on, the group of the
-    flattened view may serve as a joint group. The names of the groups are part of it,
-    since an equal mesh may have another view under the same name, over other axes or
-    with its own group. A view of `is_apart` has no joint group, but a slice of it may
-    equal a slice of the root mesh.
+    Flattening changes it even if no group is made. It has the names of the groups,
+    since an equal mesh may have another view under the same name, and a slice of a view
+    of `is_apart`, which has no joint group, may equal a slice of the root mesh.
     """
     if is_apart(mesh):
         return ("apart",)
@@ -601,12 +565,9 @@ def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
 def new_groups(
     request: Request, copies: list[list[int]], alone: bool
 ) -> list[ProcessGroup | None]:
-    """Create a group for the ranks of each copy of an axis. Returns one group or None
-    for each copy; None if this rank isn't in it. Collective.
-
-    If members create it ``alone``, only they call this, and ``copies`` holds their own
-    ranks only. Else every rank of the world calls it.
-    """
+    """Create a group for each copy of an axis; None for a copy without this rank.
+    Collective: if members create it ``alone``, they call this with their own ranks
+    only, else every rank of the world does."""
     with explained(lambda: _describe_wait(request, copies, alone)) as found:
         try:
             groups = _create_groups(request, copies, alone)
@@ -628,8 +589,7 @@ def new_groups(
 def _describe_wait(
     request: Request, copies: list[list[int]], alone: bool
 ) -> tuple[str, list[int]]:
-    """What this rank is waiting for others to do, after "to", and the ranks that take
-    part, those of its own group first."""
+    """What this rank waits for, after "to", and who takes part, its own group first."""
     own_ranks = next(
         (ranks for ranks in copies if distributed_c10d.get_rank() in ranks), copies[0]
     )
@@ -648,8 +608,8 @@ def _describe_wait(
 def _create_groups(
     request: Request, copies: list[list[int]], alone: bool
 ) -> list[ProcessGroup | None]:
-    """Create the groups by one split of the default group where that can be, or else
-    one by one."""
+    """Create the groups by one split of the default group if possible, or one by
+    one."""
     # One call makes the groups of all copies.
     if not alone and _can_split(distributed_c10d._get_default_group(), request, copies):
         group = _split(request, copies)
@@ -660,9 +620,8 @@ def _create_groups(
 
 
 def _can_split(world: ProcessGroup, request: Request, copies: list[list[int]]) -> bool:
-    """True if one split of the default group can make all the groups. In a world that
-    isn't bound, the device type of the mesh decides, not the devices of this host,
-    since hosts may differ."""
+    """True if one split of the default group makes all groups. In a world that isn't
+    bound, the mesh's device type decides: the devices of hosts may differ."""
     device = world.bound_device_id or torch.device(request.device_type)
     backend = request.override[0]
     if not makes_communicators(world) or (
@@ -679,8 +638,8 @@ def _can_split(world: ProcessGroup, request: Request, copies: list[list[int]]) -
 
 
 def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:
-    """Split the default group into these groups. Returns this rank's, or None if it is
-    in none. Every rank of the world calls it."""
+    """Split the default group; returns this rank's. Every rank of the world calls
+    it."""
     _counted.calls += 1  # overlay only
     group = distributed_c10d.split_group(
         parent_pg=distributed_c10d._get_default_group(),
@@ -727,11 +686,8 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
 
 
 def _own(options: Any) -> Any:
-    """A copy of the options that the user gave. c10d writes the name and the ranks of
-    the group into its options, and the user may pass one object for several axes.
-
-    Options that can't be copied, such as gloo's, are returned as they are.
-    """
+    """A copy of the user's options, where they can be copied: c10d writes into them,
+    and one object may be given for several axes."""
     for copy_function in (copy.copy, copy.deepcopy):  # NCCL's have deepcopy only
         try:
             return copy_function(options)
@@ -741,8 +697,8 @@ def _own(options: Any) -> Any:
 
 
 def _timeout(request: Request) -> timedelta | None:
-    """The timeout that the user gave for the axis, or else the default group's. None if
-    the backend doesn't say: then the default of the new group's backend holds."""
+    """The user's timeout for the axis, or the default group's; None for the backend's
+    own."""
     options = request.override[1]
     return (
         options._timeout
@@ -758,13 +714,9 @@ ABORT_LIMIT = 60.0  # seconds for all groups of a mesh together
 
 
 def abort_groups(mesh: DeviceMesh) -> None:
-    """Abort every group that a root mesh and its views own, each once, and remove them
-    from c10d's state. The mesh forgets its flattened views and its universe, and the
-    caches of sharding results are emptied.
-
-    The default group stays. So do groups that the mesh doesn't own, such as those of
-    other universes.
-    """
+    """Abort every group that a root mesh and its views own, and remove them from c10d's
+    state. The mesh forgets its flattened views and its universe. The default group and
+    those of other universes stay."""
     groups = _groups_of_universe(mesh)
     try:
         errors = _abort_together(groups)
@@ -784,9 +736,8 @@ def abort_groups(mesh: DeviceMesh) -> None:
 
 
 def _abort_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
-    """Abort all groups at the same time, each in a thread of its own. Returns the
-    errors; empty if all ended well. If some don't end within `ABORT_LIMIT` seconds, one
-    more error names them, and their threads go on.
+    """Abort all groups at the same time, each in a thread of its own, and return the
+    errors. Threads that take longer than `ABORT_LIMIT` seconds go on, with an error.
 
     One after the other can hang: the abort of one communicator may wait for work that
     only the abort of another one ends. ncclGroupStart in this thread doesn't help,
@@ -823,8 +774,8 @@ def _abort_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
 
 
 def _groups_of_universe(mesh: DeviceMesh) -> list[ProcessGroup]:
-    """The living groups of a root mesh and its views, joint groups included, without
-    the default group."""
+    """The living groups of a root mesh, its views and joint ones, not the default
+    group."""
     shared = shared_state(mesh)
     names = dict.fromkeys((*(group_names(mesh) or ()), *shared.registry))
     if shared.universe is not None:

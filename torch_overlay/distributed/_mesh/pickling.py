@@ -90,8 +90,7 @@ class RankAttribute:
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
-    """The pickled state of a mesh: its attributes and the universe that it is of,
-    without the shared state, the groups and the hash."""
+    """The pickled state of a mesh and its universe, without groups and hash."""
     state = {
         name: value
         for name, value in mesh.__dict__.copy().items()
@@ -114,12 +113,9 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def _save_axis_tokens(mesh: DeviceMesh, state: dict[str, Any]) -> None:
-    """For a view of `is_apart`, add the token of each axis to the state: that of the
-    view that alone has the axis' group, or None if views share it.
-
-    A rank outside doesn't know which axes share their groups. It saves the view's own
-    token for all axes, so that the loaded mesh takes no shared group.
-    """
+    """For a view of `is_apart`, add the token of each axis; None if views share its
+    group. A rank outside doesn't know that: it saves the view's own token for all axes,
+    so that the loaded mesh takes no shared group."""
     if not is_apart(mesh) or "_whose_groups" in state:
         return
     tokens = {entry.group_name: entry.apart for entry in _all_entries()}
@@ -131,15 +127,12 @@ def _save_axis_tokens(mesh: DeviceMesh, state: dict[str, Any]) -> None:
 
 
 def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
-    """Fill a new mesh from its pickled state.
+    """Fill a new mesh from its pickled state, also of older and newer versions.
 
-    Rank, coordinates and groups are those of the process that loads, not those in the
-    state: at once if there is a default group, else as soon as there is one. A group is
-    found by its ranks, since names depend on the order in which a process created its
-    groups. The saved name only decides between several groups over the same ranks, and
-    about groups that no mesh made.
-
-    Older and newer versions read each other's files.
+    Rank, coordinates and groups are those of the process that loads, as soon as there
+    is a default group. A group is found by its ranks, since names depend on the order
+    in which a process created its groups. The saved name only decides between several
+    groups over the same ranks, and about groups that no mesh made.
     """
     # In a pickle of both, the root of this mesh may still be empty here. So nothing
     # below reads through `_root_mesh`.
@@ -160,13 +153,9 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
 
 
 def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
-    """Find this rank and its group on each axis of a loaded mesh, and store what is
-    found in it. There must be a default group. Returns the attributes of the mesh with
-    these values.
-
-    An axis without a group gets a name that says so, which isn't stored. All axes are
-    looked up again once other groups exist.
-    """
+    """Find and store this rank and its group on each axis of a loaded mesh; returns the
+    attributes with them. Needs a default group. An axis without a group gets a name
+    that says so; all axes are looked up again once other groups exist."""
     saved = mesh.__dict__.get("_of_saver")
     if saved is None:  # another thread found them
         return mesh.__dict__
@@ -188,12 +177,9 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
 def _find_all_groups(
     mesh: DeviceMesh, view: View, saved: SavedAttributes, saved_from: _SavedFrom
 ) -> list[str] | None:
-    """The name of this rank's group on each axis, found by its ranks; [] on a rank
-    outside. None for a mesh that was saved without groups.
-
-    If all are found, they are stored in the mesh. Else an axis without a group gets a
-    name that starts with UNBOUND, and the saved names are kept for the next look-up.
-    """
+    """The name of this rank's group on each axis, [] on a rank outside, None for a mesh
+    that was saved without groups. If one isn't found, its name starts with UNBOUND, and
+    the saved names are kept for the next look-up; else all are stored in the mesh."""
     mesh._thread_id, mesh._hash = thread_id(), None
     saved_names = saved.said.get("_dim_group_names")
     if saved_names is None:
@@ -218,9 +204,8 @@ def _find_all_groups(
 
 
 def _groups_here() -> tuple[Any, ...]:
-    """A value that changes when a look-up may find other groups: when a group is
-    created or destroyed, or comes to serve another axis. There must be a default group.
-    """
+    """A value that changes when a look-up may find other groups. Needs a default
+    group."""
     groups = distributed_c10d._world.pg_names
     # The number alone would miss one group destroyed and another created. The newest is
     # compared by weak reference, so that this keeps no group alive.
@@ -276,12 +261,9 @@ def _wanted_groups(
 def _find(
     wanted: _WantedGroup, rank_map: RankMap, saved_from: _SavedFrom
 ) -> str | None:
-    """The name of a group over exactly the wanted ranks; None if there is none.
-
-    If this process has the universe that the mesh was saved from, its group is taken,
-    even if it was destroyed: then whoever uses it gets an error that says so. Else the
-    first living candidate is taken.
-    """
+    """The name of a group over exactly the wanted ranks; None if there is none. If the
+    saved universe is here, its group is taken even if it was destroyed: whoever uses it
+    gets an error that says so. Else the first living candidate is taken."""
     number, private = saved_from
     universe = find_universe(rank_map, private, number)
     if universe is not None and universe.number == number:
@@ -343,8 +325,7 @@ def _candidates(
 
 
 def _name_in_table(table: GroupTable, wanted: _WantedGroup) -> str | None:
-    """The name of a group over the wanted ranks that serves an axis of the wanted name;
-    of several, the one with the saved name."""
+    """A group over the wanted ranks for the wanted axis name, rather the saved one."""
     names = [
         entry.group_name
         for key, entry in list(table.entries.items())
@@ -357,9 +338,8 @@ def _name_in_table(table: GroupTable, wanted: _WantedGroup) -> str | None:
 
 
 def _groups_over(ranks: list[int]) -> dict[str, str]:
-    """The descriptions of the groups over these ranks, by group name. Those of meshes
-    must have this order, those of users may have any, since from_group takes a group as
-    it is."""
+    """Descriptions of the groups over these ranks, by name: meshes' in this order,
+    users' in any, since from_group takes a group as it is."""
     world = distributed_c10d._world
     descriptions: dict[str, str] = {}
     for group, name in world.pg_names.items():

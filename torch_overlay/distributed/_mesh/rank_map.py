@@ -83,8 +83,8 @@ class RankMap:
 
     @cached_property
     def ascends(self) -> bool:  # overlay only
-        """True if ranks ascend with their index. Unless the map is the identity, the
-        first call looks at all ranks."""
+        """True if ranks ascend. The first call looks at all ranks, unless it's the
+        identity."""
         return self.is_identity or all(
             itertools.starmap(operator.lt, itertools.pairwise(self.ranks()))
         )
@@ -95,8 +95,7 @@ class RankMap:
 
     @cached_property
     def key(self) -> tuple[int, str]:
-        """A short value that is equal for equal maps, in this and in every other
-        process."""
+        """A short value that is equal for equal maps, also in other processes."""
         if self.is_identity:
             return (self.numel, "")
         # A digest, since the tuple itself may be a million ranks long, and meshes are
@@ -163,8 +162,7 @@ class Window(RankMap):
 
     @cached_property
     def _shown(self) -> tuple[int, ...]:
-        """Every rank of the window, in the order of its indices. The first call
-        computes it."""
+        """Every rank, in the order of the indices. The first call computes it."""
         # Computed on the first request: a window itself is made in constant time.
         return tuple(
             self._whole[self._start + offset]
@@ -177,8 +175,7 @@ class Window(RankMap):
 
     @property
     def is_identity(self) -> bool:
-        """True if the rank at each index is the index. The first call computes all
-        ranks."""
+        """True if each rank is its index. The first call computes all ranks."""
         # The window at the start of the world equals the identity map, so both must
         # have one `key`, and this decides whether the key has a digest.
         return self._shown == tuple(range(self.numel))
@@ -209,14 +206,14 @@ class View:
         return None if index is None else self.layout.coordinate(index)
 
     def start(self, rank: int) -> int:
-        """The index at which the copy that ``rank`` sees starts. A rank outside the
-        rank map sees the first copy, at 0."""
+        """The index at which the copy that ``rank`` sees starts; 0 for a rank
+        outside."""
         index = self.rank_map.index(rank)
         return 0 if index is None else self.layout.origin(index)
 
     def ranks(self, rank: int) -> list[int]:
-        """Every rank of the copy that ``rank`` sees, in row-major order. A rank
-        outside the rank map sees the first copy."""
+        """The ranks of the copy that ``rank`` sees, row-major; outside, the first
+        copy's."""
         start = self.start(rank)
         # The usual case of a dense axis, at the speed of a range.
         if self.rank_map.is_identity and self.layout.collapse() == _FlatLayout(
@@ -233,16 +230,14 @@ class View:
         return View(self.rank_map, layout)
 
     def copies(self) -> list[int]:
-        """The index at which each copy of the layout starts, over the whole rank
-        map."""
+        """The index at which each copy of the layout starts."""
         return (
             self.layout.collapse().complement(self.rank_map.numel).all_ranks_from_zero()
         )
 
     def window(self, layout: _MeshLayout, start: int) -> View:
-        """The copy of ``layout`` at index ``start``, as a view of a rank map of its
-        own. A rank of another copy calls this with its own ``start``, and gets another
-        view. ``layout`` must be orthogonal."""
+        """The copy of an orthogonal ``layout`` at index ``start``, as a view of a rank
+        map of its own. A rank of another copy passes another ``start``."""
         return View(
             Window(self.rank_map, layout.collapse(), start),
             _MeshLayout.from_sizes_strides(layout.top_level_sizes),

@@ -48,9 +48,8 @@ if TYPE_CHECKING:
 
 
 def group_names(mesh: DeviceMesh) -> list[str] | None:
-    """The name of this rank's group on each mesh dim; [] on a rank outside the mesh.
-    None for a mesh that was made without groups. It is the mesh's own list, not a copy.
-    """
+    """The mesh's own list of this rank's groups by mesh dim; [] outside, None
+    without."""
     return getattr(mesh, "_dim_group_names", None)
 
 
@@ -119,8 +118,8 @@ class SharedState:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The rank map in the form of ``_rank_map``: one dimension, int32, on the CPU.
-        The first call makes it."""
+        """The rank map as a tensor: one dimension, int32, CPU. The first call makes
+        it."""
         if self._tensor is None:
             # The tensor is kept for later callers, so it must be a real one, also where
             # the first caller is under a fake, meta, proxy or inference mode.
@@ -136,13 +135,9 @@ class SharedState:
         return self._tensor
 
     def shown(self, layout: _MeshLayout, start: int) -> torch.Tensor:
-        """The ranks of the copy of ``layout`` that starts at index ``start``, in the
-        shape of the layout.
-
-        It is a view of `tensor`, so don't write to it, and it costs the same for a
-        million ranks as for eight. The exception is an axis of several modes, which no
-        single stride can express: there `reshape` copies.
-        """
+        """The ranks of the copy of ``layout`` that starts at index ``start``, as a view
+        of `tensor`, so don't write to it: it costs the same for a million ranks as for
+        eight. An axis of several modes has no single stride: there `reshape` copies."""
         shape = [size for axis in layout.axes for size in axis.shape]
         stride = [step for axis in layout.axes for step in axis.stride]
         return self.tensor.as_strided(shape, stride, start).reshape(
@@ -151,8 +146,7 @@ class SharedState:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank map in the form of ``_flatten_rank_map``. The first call computes
-        it."""
+        """The rank map as a tuple. The first call computes it."""
         if self._ranks is None:
             self._ranks = tuple(self.rank_map.ranks())
         return self._ranks
@@ -181,26 +175,22 @@ class InUniverse(NamedTuple):
 
 
 def view_of(mesh: DeviceMesh) -> View:
-    """The mesh's view over the rank map of its universe. A mesh without state gets
-    it here, see `_build_state`."""
+    """The mesh's view over its universe's rank map; made here if needed
+    (`_build_state`)."""
     in_universe = mesh.__dict__.get("_in_universe")
     return (_build_state(mesh) if in_universe is None else in_universe).view
 
 
 def shared_state(mesh: DeviceMesh) -> SharedState:
-    """The state that the mesh shares with its root and all views of the root. A mesh
-    without state gets it here, see `_build_state`."""
+    """What a mesh shares with its root and all views; made here if needed
+    (`_build_state`)."""
     in_universe = mesh.__dict__.get("_in_universe")
     return (_build_state(mesh) if in_universe is None else in_universe).shared
 
 
 def state_over(rank_map: RankMap, root: SharedState | None) -> SharedState:
-    """The state for a mesh over these ranks: the root's if it is over the same ranks,
-    or else a new one.
-
-    A new one has the registry of the root, since get_group and compiled code look there
-    for the groups of a view.
-    """
+    """The root's state if it is over the same ranks, else a new one with the root's
+    registry: get_group and compiled code look there for the groups of a view."""
     if root is not None and root.rank_map == rank_map:
         return root
     shared = SharedState(rank_map)
@@ -210,8 +200,7 @@ def state_over(rank_map: RankMap, root: SharedState | None) -> SharedState:
 
 
 def join_state(mesh: DeviceMesh, view: View, root: DeviceMesh | None) -> SharedState:
-    """Give a new mesh its state, and return it: that of its root if it is over the
-    same ranks, or else a new one."""
+    """Give a new mesh its state, and return it, as `state_over` does."""
     shared = state_over(view.rank_map, None if root is None else shared_state(root))
     # The root's rank map and not an equal one: views over one map compare in no time.
     put_state(mesh, View(shared.rank_map, view.layout), shared)
@@ -227,12 +216,8 @@ def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:
 
 
 def _forget_coordinates(mesh: DeviceMesh) -> None:  # overlay only
-    """Drop the entry of LocalTensorMode for the id of a new mesh.
-
-    Before 2.14 the mode keeps the coordinates of all ranks by the id of the mesh. A
-    slice that nobody holds is freed at once, since our meshes are in no reference
-    cycle, and the next slice often has its id.
-    """
+    """Drop the entry of LocalTensorMode for the id of a new mesh. Before 2.14 the mode
+    keeps coordinates by id, and a slice often has the id of one that was just freed."""
     local_tensor = sys.modules.get("torch.distributed._local_tensor")
     for mode in (
         local_tensor.get_local_tensor_mode_list() if local_tensor is not None else ()
@@ -241,8 +226,8 @@ def _forget_coordinates(mesh: DeviceMesh) -> None:  # overlay only
 
 
 def _build_state(mesh: DeviceMesh) -> InUniverse:
-    """Build and store the state of a mesh that has none yet. If the mesh forwards to
-    another one, that one's state is returned, and nothing is stored here."""
+    """Build and store the state of a mesh that has none; not where it forwards to
+    another."""
     with _building:
         if "_in_universe" not in mesh.__dict__:
             forwarded = _forwarded_state(mesh)
@@ -254,11 +239,8 @@ def _build_state(mesh: DeviceMesh) -> InUniverse:
 
 def _forwarded_state(mesh: DeviceMesh) -> InUniverse | None:
     """The state of the mesh to which this one forwards by `__getattr__`, as a lazily
-    built subclass does. None if it forwards to no mesh that has a state.
-
-    The state isn't stored. Such a class may build its mesh later, or build another one
-    after a failure, and forwards to that one then.
-    """
+    built subclass does; None if there is none. It isn't stored: such a class may build
+    its mesh later, or another one after a failure."""
     forward = getattr(type(mesh), "__getattr__", None)
     if "_layout" in mesh.__dict__ or forward is None:
         return None
@@ -281,8 +263,8 @@ _STORED_NAMES = (
 
 
 def _stored_attributes(mesh: DeviceMesh) -> dict[str, Any]:
-    """The attributes that a mesh holds: its very ``__dict__``, or a copy of it with the
-    attributes that a `__getattr__` of its class forwards."""
+    """A mesh's ``__dict__``, or a copy with what `__getattr__` of its class
+    forwards."""
     attributes, forward = mesh.__dict__, getattr(type(mesh), "__getattr__", None)
     if "_layout" in attributes or forward is None:
         return attributes
@@ -309,9 +291,9 @@ def stored_ranks(attributes: dict[str, Any]) -> RankMap:
 
 
 def _has_ranks_of_root(attributes: dict[str, Any], root: Any) -> bool:
-    """True if a mesh is known to hold the ranks of its root: it holds the same
-    objects, or no ranks. One that was made with the private argument ``_root_mesh``
-    may hold others, and equal ones in another object count as others."""
+    """True if a mesh is known to hold the ranks of its root: the same objects, or none.
+    One that was made with ``_root_mesh`` may hold others; equal ones count as
+    others."""
     stored = [name for name in ("_rank_map", "_flatten_rank_map") if name in attributes]
     # A view that was made or loaded with its root holds the very same objects, so
     # comparing by identity is enough, and reads no ranks.
@@ -356,8 +338,8 @@ def make_view(
     names: Sequence[str] | None,
     groups: Sequence[str] | None,
 ) -> DeviceMesh:
-    """A new mesh over the ranks of the universe of ``parent``. All slices,
-    permutations, flattened and unflattened views come from here. It makes no groups."""
+    """A new mesh over the universe of ``parent``: every view comes from here, with no
+    new groups."""
     root = parent._get_root_mesh()
     mesh = _new_mesh(parent, root, names)
     put_state(mesh, view_of(parent).with_layout(layout), shared_state(parent))
@@ -387,8 +369,8 @@ class SavedAttributes:
 
 
 def wait_for_world(mesh: DeviceMesh) -> SavedAttributes:
-    """Set aside the attributes of a loaded mesh that are about the rank that saved it,
-    until a default group exists. Returns them."""
+    """Set aside what a loaded mesh says about its saver, until there is a default
+    group."""
     attributes = mesh.__dict__
     return lay_aside(
         mesh,
@@ -399,8 +381,8 @@ def wait_for_world(mesh: DeviceMesh) -> SavedAttributes:
 
 
 def lay_aside(mesh: DeviceMesh, saved: SavedAttributes) -> SavedAttributes:
-    """Move the saved attributes out of the mesh's ``__dict__``, and store ``saved`` as
-    its ``_of_saver``. Returns ``saved``."""
+    """Move the saved attributes from ``__dict__`` into ``_of_saver``; returns
+    ``saved``."""
     # First store, then remove: another thread may read an attribute in between.
     mesh.__dict__["_of_saver"] = saved
     for name in saved.said:
@@ -410,16 +392,15 @@ def lay_aside(mesh: DeviceMesh, saved: SavedAttributes) -> SavedAttributes:
 
 
 def take_back(attributes: dict[str, Any]) -> None:
-    """Put the attributes of the saving rank back into the attributes of a mesh, for
-    those that this rank didn't find for itself. For pickling such a mesh again."""
+    """Put back what this rank didn't find for itself, to pickle such a mesh again."""
     saved = attributes.pop("_of_saver", None)
     if saved is not None:
         attributes.update(saved.said)
 
 
 def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
-    """A name for each axis, as a string. Axes without names get numbered ones, "dim_0"
-    and so on, since groups are shared by name."""
+    """A string for each axis; "dim_0" and so on without names: groups are shared by
+    name."""
     return (
         [str(name) for name in names]
         if names
@@ -428,12 +409,9 @@ def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
 
 
 def copy_mesh(mesh: DeviceMesh, memo: dict[int, Any] | None = None) -> DeviceMesh:
-    """A second mesh of the same universe. Both see views that are flattened later, and
-    both use the same groups.
-
-    With the memo of a deep copy, its root mesh and the attributes that users set on
-    it are copies, too. A mesh of a subclass is copied as other objects are.
-    """
+    """A second mesh of the same universe and groups, which sees later flattened views
+    too. With the memo of a deep copy, its root mesh and what users set on it are
+    copies. A mesh of a subclass is copied as other objects are."""
     if type(mesh) is not device_mesh.DeviceMesh:
         reduced = mesh.__reduce_ex__(4)
         return copy._reconstruct(mesh, memo, *reduced)  # type: ignore[attr-defined]
@@ -468,7 +446,7 @@ def make_window(
     names: Sequence[str] | None,
     groups: Sequence[str] | None,
 ) -> DeviceMesh:
-    """A root mesh that shows the copy of ``layout`` at index ``start``. It makes no
+    """A root mesh that shows the copy of ``layout`` at index ``start``, without new
     groups."""
     view = view_of(parent).window(layout, start)
     shared = SharedState(view.rank_map, shared_state(parent).private)
@@ -483,29 +461,26 @@ def make_window(
 
 
 def is_apart(mesh: DeviceMesh) -> bool:
-    """True for a view that has groups of its own, which no other view shares.
+    """True for a view that has groups of its own, which no other view shares: it was
+    flattened or unflattened inside `private_groups` from a mesh that isn't private, or
+    has an axis of such a view.
 
-    Such a view was flattened or unflattened inside a block of `private_groups`, from a
-    mesh that isn't private; or it has an axis of such a view. Its new axes have groups
-    of their own, its other axes keep the groups that they had, and redistributions over
-    it use no joint group. A token in its attribute ``_apart`` tells it from other
-    views.
+    Its new axes have groups of their own, its other axes keep theirs, and
+    redistributions over it use no joint group. The token ``_apart`` marks it.
     """
     return "_apart" in mesh.__dict__
 
 
 def private_group_key(mesh: DeviceMesh) -> tuple[Any, ...]:
-    """The tokens that tell equal meshes with different private groups apart. Part of a
-    mesh's hash and equality, so that a cache doesn't take one for the other."""
+    """The tokens of private groups: part of a mesh's hash and equality, for caches."""
     return shared_state(mesh).private, mesh.__dict__.get("_apart")
 
 
 def _new_mesh(
     parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | None
 ) -> DeviceMesh:
-    """A mesh with the attributes that don't depend on layout, rank or groups, among
-    them the private-group token of its parent. It skips `__init__`, which would make
-    groups."""
+    """A mesh with what doesn't depend on layout, rank or groups. It skips `__init__`,
+    which would make groups."""
     mesh: DeviceMesh = object.__new__(device_mesh.DeviceMesh)
     mesh._device_type = parent._device_type
     mesh._mesh_dim_names = tuple(names) if names else None
@@ -523,8 +498,8 @@ def _new_mesh(
 def _set_rank_and_groups(
     mesh: DeviceMesh, parent: DeviceMesh, groups: Sequence[str] | None
 ) -> DeviceMesh:
-    """Give a new view the rank of its parent, its coordinates and its group names. A
-    view of a loaded mesh that still waits for its groups waits, too."""
+    """Give a view its rank, coordinates and groups; one of a loaded mesh may wait for
+    them."""
     rank = getattr(parent, "_rank", None)
     if rank is None and parent._device_type != "xla" and is_initialized():
         rank = get_rank()  # a subclass that skips __init__ may have no _rank
@@ -551,8 +526,7 @@ def _set_rank_and_groups(
 
 
 def thread_id() -> int | None:
-    """The thread that a mesh belongs to under the threaded test backend, where each
-    thread is a rank. None on other backends."""
+    """The thread of a mesh under the threaded test backend, whose ranks are threads."""
     return (
         threading.get_ident()
         if is_initialized() and get_backend() == "threaded"
@@ -561,8 +535,7 @@ def thread_id() -> int | None:
 
 
 def hand_back() -> None:  # overlay only
-    """Turn every living mesh back into what code without this state expects: its
-    attributes are stored, and the state is removed."""
+    """Turn every living mesh back into what code without this state expects."""
     for mesh in list(_living.values()):
         attributes = mesh.__dict__
         take_back(attributes)
@@ -579,8 +552,8 @@ def hand_back() -> None:  # overlay only
 
 
 def saved_universe(shared: SharedState) -> tuple[int | None, str | None]:
-    """The number of a mesh's universe and its private token. A pickle stores these in
-    place of the state, and finds its groups by them."""
+    """The universe's number and private token, which a pickle stores to find its
+    groups."""
     return (
         shared.universe.number if shared.universe else shared.saved_number,
         shared.private,
@@ -588,16 +561,15 @@ def saved_universe(shared: SharedState) -> tuple[int | None, str | None]:
 
 
 def read_view(mesh: Any, layout: Any, rank_map: Any) -> View:
-    """The view for the arguments of DeviceMesh: ``mesh``, or the private arguments
-    ``_layout`` and ``_rank_map``. Raises as `read_mesh` and `read_layout` do."""
+    """The view for the arguments of DeviceMesh: ``mesh``, or ``_layout``,
+    ``_rank_map``."""
     if layout is None and rank_map is None:
         return read_mesh(mesh)
     return read_layout(mesh, layout, rank_map)
 
 
 def read_mesh(mesh: Any) -> View:
-    """The view for ranks that are given as a tensor, array or nested list of any
-    shape."""
+    """The view for ranks in a tensor, array or nested list of any shape."""
     if mesh is None:
         raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")
     if isinstance(mesh, torch.Tensor) and mesh.is_meta:

@@ -64,15 +64,13 @@ _ACCEPTED = {
 
 
 def get_settings() -> Settings:
-    """The settings in force now. Ask again at each use, since a user may change them
-    while meshes live."""
+    """The settings in force now. Ask at each use: a user may change them."""
     return _make_settings(*[getattr(config, name) for name in Settings._fields])
 
 
 @functools.lru_cache(maxsize=64)
 def _make_settings(*values: object) -> Settings:
-    """Make `Settings` of the values, in the order of its fields. Cached, since every
-    redistribution calls it."""
+    """`Settings` of these values. Cached: every redistribution calls it."""
     settings = Settings(*values)  # type: ignore[arg-type]
     for name, accepted in _ACCEPTED.items():
         value = getattr(settings, name)
@@ -85,8 +83,8 @@ def _make_settings(*values: object) -> Settings:
 
 
 def members_create(world: ProcessGroup, backend: str | None) -> bool:
-    """True if the members of a group create it without the other ranks of the world:
-    the setting ``mesh_create_groups`` allows it, and the backend can."""
+    """True if members create a group without other ranks: the setting and backend
+    allow."""
     name = (backend or distributed_c10d.get_backend(world)).lower()
     if config.use_torchcomms and backend == "fake":
         # Whatever the setting: compiled code can't resolve numbered names beside the
@@ -102,9 +100,8 @@ def members_create(world: ProcessGroup, backend: str | None) -> bool:
 
 
 def makes_communicators(world: ProcessGroup) -> bool:
-    """True if a group of this default group's world has its communicator, and the
-    memory for it, as soon as it is created. Otherwise the first collective creates it.
-    """
+    """True if a new group has its communicator and its memory before a first
+    collective."""
     return world.bound_device_id is not None or config.use_torchcomms
 
 
@@ -165,8 +162,8 @@ class GroupTable:
         keys: Sequence[Key],
         make: Callable[[list[list[int]]], Sequence[ProcessGroup | None]],
     ) -> list[Entry]:
-        """The entry for each key. All groups that are missing are created together, by
-        one call of ``make``, and entered. If ``make`` raises, nothing is entered."""
+        """The entry for each key. One call of ``make`` creates all missing groups; if
+        it raises, nothing is entered."""
         missing = [key for key in keys if key not in self.entries]
         if missing:
             groups = make([list(key.ranks) for key in missing])
@@ -187,9 +184,9 @@ class GroupTable:
         return entries
 
     def forget_gone(self, key: Key) -> None:
-        """Forget the group of this key if it was destroyed, so that its members create
-        it again. Call it only for groups that members create alone: all members
-        destroyed it, so all of them forget it."""
+        """Forget the group of this key if it was destroyed. Call it only for groups
+        that members create alone: all members destroyed it, so all of them forget
+        it."""
         entry = self.entries.get(key)
         if entry is not None and entry.group_name and entry.group is None:
             del self.entries[key]
@@ -203,8 +200,7 @@ class GroupTable:
 
 
 def find_group(group_name: str) -> ProcessGroup | None:
-    """This process's group of this name. None if there is none, or if it was destroyed.
-    c10d doesn't use a name again within a world."""
+    """This process's group of this name, unless destroyed. c10d doesn't reuse names."""
     try:
         return distributed_c10d._resolve_process_group(cast("GroupName", group_name))
     except RuntimeError:
@@ -231,8 +227,7 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, override: Override) -> Kind:
-        """The kind of group that a backend and options ask for. Without a backend it is
-        the default group's."""
+        """The kind of group of a backend and options; without, the default group's."""
         backend, options = override
         default_group = distributed_c10d._get_default_group()
         return cls(
@@ -256,9 +251,8 @@ class _ComparedByIdentity:
 
 
 def _options_by_value(options: Any) -> Any:
-    """The options of a group as a value that is equal for equal options: their class
-    and their fields, without those that a backend writes. None for None. Options with a
-    field that we can't compare equal only the same object."""
+    """A value that is equal for equal options, without fields that a backend writes.
+    Options with a field that we can't compare equal only the same object."""
     # Two axes with equal options share a group, so options are compared by value. Most
     # options classes have no __eq__.
     if options is None:
@@ -274,8 +268,7 @@ def _options_by_value(options: Any) -> Any:
 
 
 def _fields(value: Any) -> list[str]:
-    """The names of an object's attributes, public and private, without the methods of
-    its class."""
+    """The names of an object's attributes, without methods."""
     # dir and not vars: the options of C++ backends have no __dict__.
     names = [name for name in dir(value) if not name.startswith(("__", "_pybind"))]
     return [name for name in names if not callable(getattr(type(value), name, None))]
@@ -344,8 +337,8 @@ def made_private() -> Iterator[None]:
 
 
 def warn_outside_of_blocks() -> None:
-    """Warn that a mesh isn't private. Call it where a mesh is built. It warns only if a
-    block of `private_groups` is open in another thread or task, and none here."""
+    """Warn that a new mesh isn't private while a block of `private_groups` is open in
+    another thread or task, and none here."""
     # A user who opens the block in one thread and builds in another would otherwise
     # find out from collectives of two meshes that run in one group.
     threads = list(_blocks)
@@ -458,8 +451,8 @@ class World:
         self._maps: dict[RankMap, RankMap] = {}  # overlay only
 
     def open_universe(self, rank_map: RankMap, private: str | None = None) -> Universe:
-        """Make a new universe over these ranks and keep it in `universes`. Destroys
-        joint groups that no mesh needs, see `_destroy_abandoned_groups`."""
+        """Make and keep a new universe over these ranks; destroys abandoned joint
+        groups."""
         with _lock:
             # Opening is where a program that builds meshes in a loop comes by again.
             _destroy_abandoned_groups(self)
@@ -471,13 +464,10 @@ class World:
             return self.universes[-1]
 
     def next_private(self, rank_map: RankMap) -> str:
-        """Return a token for the next private universe over these ranks, and count it:
-        each call returns another one. It differs from that of any other universe, and
-        is the same on all ranks that made the same calls.
-
-        The ranks are part of it. A window of a private mesh keeps the mesh's token, and
-        must differ from a private mesh over the window's own ranks.
-        """
+        """Return a new token for a private universe over these ranks, the same on all
+        ranks that made the same calls. The ranks are part of it: a window of a private
+        mesh keeps the mesh's token, and must differ from a private mesh over its own
+        ranks."""
         self._private[rank_map] += 1
         return f"private {self._private[rank_map]} over {rank_map.key}"
 
@@ -501,8 +491,8 @@ def current_world() -> World:
 def find_universe(
     rank_map: RankMap, private: str | None, number: int | None
 ) -> Universe | None:
-    """The universe over these ranks with this number, or else the first one over them.
-    Only those with this privacy token count. None if there is none."""
+    """The universe over these ranks, with this token and number, or else the first
+    one."""
     universes = current_world().universes
     candidates = [
         universe
@@ -516,15 +506,9 @@ def find_universe(
 
 
 def join_universe(shared: Holder) -> None:
-    """Find the universe of a loaded mesh, whose groups it then uses, and store it in
-    ``shared.universe``.
-
-    That is the universe that the mesh was saved from, or else the first one over the
-    same ranks with the same ``private`` token (see `find_universe`).
-
-    Does nothing if the mesh has a universe or wasn't loaded, before init_process_group,
-    and while there is no such universe.
-    """
+    """Store in ``shared.universe`` the universe of a loaded mesh, whose groups it then
+    uses: the one it was saved from, or else the first over the same ranks with the same
+    ``private`` token. Does nothing before init_process_group or if there is none."""
     if (
         shared.universe is None
         and shared.saved_number is not None
@@ -538,8 +522,7 @@ def join_universe(shared: Holder) -> None:
 
 
 def universe_of(shared: Holder) -> Universe:
-    """The universe of a mesh in this world. The first request for a group opens it, and
-    stores it in ``shared.universe``."""
+    """The universe of a mesh in this world, opened by the first request for a group."""
     world = current_world()
     join_universe(shared)
     # A mesh may outlive its world: after destroy_process_group and init_process_group
@@ -551,8 +534,8 @@ def universe_of(shared: Holder) -> Universe:
 
 
 def _note_when_mesh_is_gone(shared: Holder, universe: Universe) -> None:
-    """Register a mesh with its universe. When its shared state is collected, the
-    universe is added to ``World.left``."""
+    """Register a mesh with its universe, which goes to ``World.left`` when it is
+    collected."""
     universe.living += 1
     finalizer: Any = weakref.finalize(shared, _leave, universe)
     finalizer.atexit = False  # at exit nobody looks at the world again
@@ -564,15 +547,11 @@ def _leave(universe: Universe) -> None:
 
 
 def _destroy_abandoned_groups(world: World) -> None:
-    """Destroy the joint groups of universes of which no mesh is left. We made these
-    groups, so no user knows a name to destroy them by.
+    """Destroy the joint groups of universes of which no mesh is left, once the user has
+    destroyed all groups of axes: no user knows a name to destroy them by.
 
-    This happens only once the user has destroyed all groups of axes of the universe.
-    Until then, it is looked at again before each new universe.
-
-    It doesn't happen where every rank of the world takes part in creating each group. A
-    mesh of this universe that is loaded later may need a joint group again, and ranks
-    outside don't know that it is gone.
+    Not where every rank of the world takes part in creating a group: a mesh that is
+    loaded later may need one again, and ranks outside don't know that it is gone.
     """
     alone = members_create(distributed_c10d._get_default_group(), None)
     for universe in list(world.left):

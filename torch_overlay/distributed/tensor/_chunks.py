@@ -59,8 +59,8 @@ HOOKS = ("__create_write_items__", "__create_chunk_list__", "__get_tensor_shard_
 
 
 def strided_runs(tensor: DTensor) -> tuple[tuple[Run, ...], ...] | None:
-    """Return for each dim the runs that this rank holds, in the order of the local
-    tensor. None unless they make several boxes, and the placements say so."""
+    """The runs that this rank holds on each dim, in the order of the local tensor. None
+    unless they make several boxes, and the placements say so."""
     placements, mesh = tensor.placements, tensor.device_mesh
     if _StridedShard not in map(type, placements):
         return None
@@ -148,8 +148,8 @@ def is_ambiguous(shape: Sequence[int], cuts: Sequence[Cut]) -> bool:
 
 
 def _narrow(runs: Sequence[Run], pieces: Sequence[tuple[int, int]]) -> list[Run]:
-    """Return what is left of the runs in these pieces of the local tensor, each given
-    by its first index and its length. Runs that adjoin become one."""
+    """Return what is left of the runs in pieces (first index, length) of the local
+    tensor."""
     left: list[Run] = []
     for start, length in pieces:
         for run in runs:
@@ -207,8 +207,8 @@ def strided_write_items(tensor: DTensor, fqn: str) -> list[WriteItem] | None:
 
 
 def strided_shard_at(tensor: DTensor, index: MetadataIndex) -> torch.Tensor | None:
-    """Return the part of the local tensor that is the chunk at `index`, as a view, so
-    that a load writes into it."""
+    """Return the chunk at `index` as a view of the local tensor, for a load to write
+    to."""
     runs = strided_runs(tensor)
     if runs is None or index.offset is None:
         return None
@@ -224,8 +224,8 @@ def strided_shard_at(tensor: DTensor, index: MetadataIndex) -> torch.Tensor | No
 
 
 def strided_part(whole: torch.Tensor, tensor: DTensor) -> torch.Tensor | None:
-    """Return what `tensor` holds on this rank of a whole tensor of its shape, as one
-    tensor of the local shape."""
+    """Return what `tensor` holds of a whole tensor, as one tensor of the local
+    shape."""
     runs = strided_runs(tensor)
     return None if runs is None else part_at(whole, runs)
 

@@ -34,9 +34,8 @@ class _DTensorSpec:
     def _check_equals(
         self: DTensorSpec, other: object, skip_shapes: bool = False
     ) -> bool:
-        """True if `other` may stand for this spec in a cache or in compiled code: it is
-        equal, and its mesh has the same process groups. The cache of sharding
-        propagation in C++ compares specs by this, too."""
+        """True if `other` may stand for this spec in caches, also in that of sharding
+        propagation in C++: it is equal, and its mesh has the same process groups."""
         alike: Any = other if equals_by_value(self, other, skip_shapes) else None
         if alike is None or (skip_shapes and not _changes_alike(self, alike)):
             return False
@@ -61,11 +60,8 @@ class _DTensorSpec:
 
 def _changes_alike(one: DTensorSpec, other: DTensorSpec) -> bool:
     """True if it is certain that local shapes differ on every rank or on none, for two
-    specs that differ in the global shape at most.
-
-    That is so if each dim whose length differs is cut evenly in both. May be False
-    where all ranks change, too. True if a spec has no shape; symbolic lengths are left
-    to the guards of their graph.
+    specs that differ in the global shape at most: each dim whose length differs is cut
+    evenly in both. Symbolic lengths are left to the guards of their graph.
 
     8 rows over two ranks are 4 and 4, 7 rows are 4 and 3. Rank 1 sees another local
     shape and compiles anew; rank 0 doesn't. It would go on with the collectives for 8
@@ -88,9 +84,8 @@ def _changes_alike(one: DTensorSpec, other: DTensorSpec) -> bool:
 
 
 def _even_divisor(spec: DTensorSpec, dim: int) -> int | None:
-    """Return a number such that all ranks hold as much of a dim if its length is a
-    multiple; 1 if no placement cuts it. None if a placement doesn't tell which dims it
-    cuts."""
+    """Return a number whose multiples all ranks share evenly on this dim; 1 if no
+    placement cuts it, None if a placement doesn't tell."""
     sizes, parts = spec.mesh.shape, 1
     for axis, placement in enumerate(spec.placements):
         cut = getattr(placement, "dim", None)
@@ -108,10 +103,8 @@ def _even_divisor(spec: DTensorSpec, dim: int) -> int | None:
 
 
 def _seen_by_this_rank(mesh: DeviceMesh) -> list[Any]:
-    """Return what compiled code contains of this rank: its coordinate, the names of its
-    process groups, and each set of axes that has a joint group, with that group's name.
-    Empty if the mesh has no groups, or no default group exists: nothing is planned
-    then."""
+    """Return what compiled code contains of this rank: its coordinate, and the names of
+    its process groups, joint ones by their axes. Empty where nothing is planned."""
     if not is_initialized() or group_names(mesh) is None:
         return []  # nothing is planned on such a mesh
     joint = [(axes, joint_group_name(mesh, axes)) for axes in sorted(joint_axes(mesh))]

@@ -103,11 +103,8 @@ def redistribute_local_tensor(
     use_graph_based_transform: bool | None = None,
     is_explicit: bool = False,
 ) -> torch.Tensor:
-    """Return the local tensor under `target_spec`, given the one under `current_spec`.
-
-    Runs the program for this change, or the step-by-step path if there is none. Every
-    rank of the mesh must call it.
-    """
+    """Return the local tensor under `target_spec`, by the program for this change or
+    else the step-by-step path. Every rank of the mesh must call it."""
     # Dynamo comes here in backward under compiled autograd. It can't trace a plan.
     if torch.compiler.is_dynamo_compiling():
         return _redistribute_untraced(
@@ -179,13 +176,9 @@ _redistribute_untraced._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _check_complex(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> None:
-    """Raise if a redistribution would reduce complex numbers by an operation that they
-    don't have. Call it for complex tensors only, since it doesn't look at the dtype.
-    Does nothing on a rank outside the mesh.
-
-    The all-reduce refuses these itself. The reduce-scatter doesn't: it would reduce
-    real and imaginary parts as separate numbers, and return a wrong result.
-    """
+    """Raise if a redistribution of a complex tensor (unchecked) would reduce it by an
+    operation that complex numbers don't have. All-reduce refuses these itself;
+    reduce-scatter would reduce real and imaginary parts as separate numbers."""
     # A rank outside of the mesh reduces nothing.
     if mesh.get_coordinate() is None:
         return
@@ -218,9 +211,9 @@ class _Redistribute:
         async_op: bool,
         dtype_config: dict[str, Any],
     ) -> DTensor:
-        """Return the redistributed DTensor. Where nothing can be differentiated no
-        autograd node is made, which saves its CPU time. Every rank of the mesh must
-        call it."""
+        """Return the redistributed DTensor, without an autograd node, which costs CPU
+        time, where nothing can be differentiated. Every rank of the mesh must call
+        it."""
         if has_other_groups(input._spec.mesh, device_mesh):
             return lay_on(
                 device_mesh,
@@ -245,7 +238,7 @@ class _Redistribute:
 
 def has_other_groups(mesh: DeviceMesh, wanted: DeviceMesh) -> bool:
     """True if a DTensor on `mesh` has to change to `wanted`, an equal mesh with other
-    process groups. No data moves: both have the same ranks in the same places."""
+    process groups. No data moves."""
     if mesh is wanted:
         return False
     mesh, wanted = real_mesh(mesh), real_mesh(wanted)
@@ -279,9 +272,8 @@ class _LayOn(torch.autograd.Function):
 
 
 def lay_on(mesh: DeviceMesh, source: DTensor) -> DTensor:
-    """Return the DTensor on an equal mesh with other groups. Its gradient comes back on
-    the mesh of `source`. That the meshes are equal isn't checked, see
-    `has_other_groups`."""
+    """Return the DTensor on an equal mesh (unchecked) with other groups. Its gradient
+    comes back on the mesh of `source`."""
     return _LayOn.apply(source, mesh)  # type: ignore
 
 
@@ -305,12 +297,8 @@ class _Cast(torch.autograd.Function):
 
 def cast_in_order(source: DTensor, dtype: torch.dtype | None) -> DTensor:
     """Cast a DTensor whose shard order isn't the default one; return any other as it
-    is, also one that has the dtype already or if `dtype` is None.
-
-    The step-by-step path casts by making a new spec from the placements alone. That
-    spec would have the default shard order, and the elements would end in the wrong
-    places.
-    """
+    is. The step-by-step path would make a spec with the default shard order for it, and
+    the elements would end in the wrong places."""
     spec = source._spec
     if dtype in (None, source._local_tensor.dtype) or spec.is_default_device_order(
         spec.shard_order
@@ -323,11 +311,8 @@ def without_node(
     source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool
 ) -> DTensor | None:
     """Return the redistributed DTensor, of the same dtype and without an autograd node.
-    Raises as `redistribute_local_tensor` does.
-
     None, and nothing is sent, if autograd or something that watches it needs the node,
-    or if a placement is of an unknown class.
-    """
+    or if a placement is of an unknown class."""
     local, spec = source._local_tensor, source._spec
     kinds = tuple(map(type, (*spec.placements, *placements)))
     if not are_known_classes(kinds) or _wants_node(source):
@@ -357,8 +342,7 @@ def without_node(
 
 
 def _wants_node(source: DTensor) -> bool:
-    """True if the redistribution has to be an autograd node: a gradient may be asked
-    for, or a transform, a tracer or a profiler watches autograd functions. Also for a
+    """True if autograd, a transform, a tracer or a profiler needs the node. Also for a
     subclass of DTensor, or a local tensor of a subclass of Tensor."""
     local = source._local_tensor
     if type(source) is not dtensor.DTensor or type(local) is not torch.Tensor:

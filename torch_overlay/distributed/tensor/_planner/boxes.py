@@ -45,13 +45,13 @@ class Box(_BoxFields):
         return Box(start, length)
 
     def inside(self, outer: Box) -> Box:
-        """Return this box counted from the first element of `outer`, which contains it:
-        its place in a local tensor that holds `outer`."""
+        """Return this box counted from the first element of `outer`, which contains
+        it."""
         return Box(tuple(a - b for a, b in zip(self.start, outer.start)), self.length)
 
     def then(self, other: Box) -> Box | None:
-        """Return both boxes as one, if its elements in row-major order are those of
-        this box and then those of `other`; else None."""
+        """Return both as one box, if it has this one's elements and then the
+        `other`'s."""
         for dim, length in enumerate(self.length):
             inner = dim + 1
             if other.start[dim] == self.start[dim] + length:
@@ -80,10 +80,7 @@ class Box(_BoxFields):
 
 def in_runs(placed: Iterable[tuple[int | None, Box]]) -> list[tuple[int | None, Box]]:
     """Merge boxes that are neighbours both in the tensor and in a flat buffer, so that
-    one copy moves them.
-
-    A box whose offset in the buffer is None, since it isn't in the buffer, is never
-    merged.
+    one copy moves them. An offset of None is outside of the buffer, and never merged.
 
     >>> one, two, apart = Box((0, 0), (2, 3)), Box((2, 0), (1, 3)), Box((3, 0), (1, 3))
     >>> in_runs([(0, one), (6, two), (10, apart)])
@@ -104,12 +101,9 @@ def in_runs(placed: Iterable[tuple[int | None, Box]]) -> list[tuple[int | None, 
 
 
 def chunk(length: int, parts: int, part: int) -> tuple[int, int]:
-    """Return start and length of piece `part` when `length` elements are cut into
-    `parts` pieces, by the rule of `torch.chunk`.
-
-    All pieces have the length of the first, which is rounded up, until the elements run
-    out. The last pieces may be shorter or empty. `torch.chunk` leaves the empty ones
-    out; here they lie at the end.
+    """Return start and length of piece `part` of `parts`, by the rule of `torch.chunk`:
+    the first length is rounded up, until the elements run out. `torch.chunk` leaves out
+    empty pieces; here they lie at the end.
 
     >>> [chunk(5, 4, i) for i in range(4)]  # 2 + 2 + 1 + 0, not 2 + 1 + 1 + 1
     [(0, 2), (2, 2), (4, 1), (5, 0)]
@@ -133,11 +127,9 @@ def longest(length: int, parts: Sequence[int]) -> int:
 
 def lengths(length: int, parts: Sequence[int]) -> set[int]:
     """Return the different lengths of the pieces when `length` elements are cut into
-    `parts[0]` pieces, each of these into `parts[1]`, and so on. 0 is one of them if
-    some piece is empty.
-
-    The shortest piece need not be cut from the shortest piece before: 5 elements in
-    four pieces give an empty one, 4 elements don't.
+    `parts[0]` pieces, each of these into `parts[1]`, and so on; 0 if one is empty. The
+    shortest need not come from the shortest: of 5 elements in four pieces one is empty,
+    of 4 none.
 
     >>> sorted(lengths(9, (2, 2)))
     [2, 3]
@@ -149,8 +141,7 @@ def lengths(length: int, parts: Sequence[int]) -> set[int]:
 
 
 def _chunk_lengths(length: int, parts: int) -> set[int]:
-    """Return the different lengths when `length` elements are cut once into `parts`
-    pieces, 0 among them if some piece is empty."""
+    """`lengths` of one cut."""
     step = -(-length // parts)
     if step * parts == length:
         return {step}
@@ -160,9 +151,8 @@ def _chunk_lengths(length: int, parts: int) -> set[int]:
 
 
 def runs(length: int, parts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the pieces that aren't empty, from first to last, as runs: a length, and
-    how many pieces in a row have it. Runs are as long as possible, so that equal cuts
-    give equal runs however they are nested.
+    """Yield the pieces that aren't empty as runs: a length, and how many in a row have
+    it. Runs are as long as possible, so equal cuts give equal runs, however nested.
 
     >>> [*runs(7, (4,))], [*runs(7, (2, 2))], [*runs(24, (2, 3, 2))]
     ([(2, 3), (1, 1)], [(2, 3), (1, 1)], [(2, 12)])
@@ -194,9 +184,6 @@ def _runs(length: int, parts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def same_pieces(length: int, one: Sequence[int], other: Sequence[int]) -> bool:
     """True if both ways to cut give the same pieces, apart from empty ones.
-
-    Usually the first pieces differ, which takes no time to see. Else the time is
-    proportional to the number of runs.
 
     >>> same_pieces(7, (4,), (2, 2)), same_pieces(6, (4,), (2, 2))  # 2,2,2; 2,1,2,1
     (True, False)

@@ -46,17 +46,14 @@ class Groups:
 
     @staticmethod
     def of(axes: Iterable[Iterable[int]] | None, sizes: tuple[int, ...]) -> Groups:
-        """Make the groups over these sets of axes, in any order; all groups if `axes`
-        is None. Axes of size 1 are left out, and so are sets with fewer than two
-        others."""
+        """The groups over these sets of axes, all if None, without axes of size 1."""
         if axes is None:
             return Groups(sizes)
         joint = (tuple(sorted(a for a in group if sizes[a] > 1)) for group in axes)
         return Groups(sizes, frozenset(group for group in joint if len(group) > 1))
 
     def has(self, axes: Collection[int]) -> bool:
-        """True if a group over exactly these axes exists. Over no axes, none is
-        needed."""
+        """True if a group over exactly these axes exists, or none is needed."""
         return len(axes) <= 1 or self.axes is None or tuple(sorted(axes)) in self.axes
 
     def count(self, axes: Iterable[int]) -> int:
@@ -65,11 +62,8 @@ class Groups:
 
     def within(self, axes: Collection[int]) -> list[tuple[int, ...]]:
         """Return all groups over a subset of these axes, at least one, the largest
-        first.
-
-        If all groups exist, only the largest one and those over single axes: a search
-        that takes the first that fits would take the largest before any other.
-        """
+        first. If all groups exist, only the largest and those over single axes: a
+        search that takes the first that fits would take the largest anyway."""
         joint = (
             [tuple(sorted(axes))]
             if self.axes is None
@@ -84,11 +78,8 @@ class Groups:
         self, least: Collection[int], most: Collection[int]
     ) -> list[tuple[int, ...]]:
         """Return all groups over the axes in `least` and perhaps more from `most`, the
-        smallest first. Empty if there are none.
-
-        If all groups exist, only those over exactly `least`, with the least latency,
-        and exactly `most`, in which most ranks can send.
-        """
+        smallest first. If all groups exist, only those over exactly `least`, with the
+        least latency, and exactly `most`, in which most ranks can send."""
         extremes = [tuple(sorted(axes)) for axes in (least, most)]
         groups = {group for group in extremes if self.has(group)}
         if self.axes is not None:
@@ -136,8 +127,7 @@ class Cost:
 
     @staticmethod
     def of(device: str) -> Cost:
-        """Return the cost model for the groups of a device type. A type without figures
-        of its own costs as the CPU does."""
+        """Return the cost model of a device type; the CPU's if it has no figures."""
         return _ASSUMED.get(device, _ASSUMED["cpu"])
 
     def seconds(self, step: Step, itemsize: int) -> float:
@@ -158,15 +148,14 @@ class Cost:
         ) / 2, weight * size / self.bandwidth
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
-        """Return the fastest plan; among equals the one with fewer collectives, then
-        with fewer bytes, then the first. There must be at least one."""
+        """Return the fastest plan, of equals the one with fewer collectives, then with
+        fewer bytes, then the first."""
         if len(plans) == 1:
             return plans[0]
         return min(plans, key=lambda plan: self.key(plan, itemsize))
 
     def key(self, plan: Steps, itemsize: int) -> tuple[float, int, int]:
-        """Return what `fastest` compares: seconds, to twelve digits; the number of
-        collectives; the elements that arrive."""
+        """What `fastest` compares: seconds, collectives, arriving elements."""
         communicating = [step for step in plan if isinstance(step, Collective)]
         # `fsum` gives the same sum for the same terms in any order. Twelve digits make
         # plans whose equal times come from different terms compare equal, nearly
@@ -191,14 +180,13 @@ def collectives(plan: Iterable[Step]) -> int:
 
 
 def arriving_by(plan: Iterable[Step]) -> int:
-    """Return the elements that the busiest rank of each step receives, summed over a
-    plan."""
+    """Return the elements that the busiest rank of each step receives, summed."""
     return sum(map(arriving, plan))
 
 
 def arriving(step: Step) -> int:
-    """Return the elements that the busiest rank receives in a step, or more where cuts
-    are uneven; 0 for a local step."""
+    """The elements that the busiest rank receives in a step; more if cuts are
+    uneven."""
     if isinstance(step, AllToAll):
         terms = math.prod([step.before.sizes[a] for a in step.reduced])
         return terms * step.after.most - least_overlap(step.before, step.after)
@@ -208,8 +196,7 @@ def arriving(step: Step) -> int:
 
 
 def leaving(step: Step) -> int:
-    """Return the elements that the busiest rank sends in a step, or more where
-    `most_sent` isn't exact; 0 for a local step."""
+    """The elements that the busiest rank sends; more if `most_sent` isn't exact."""
     if isinstance(step, AllToAll):
         return most_sent(
             step.exchange, step.diagonals, least_overlap(step.before, step.after)
@@ -229,9 +216,9 @@ def leaving(step: Step) -> int:
 def most_sent(
     exchange: Exchange, diagonals: Collection[Diagonal], least_kept: int
 ) -> int:
-    """Return the elements that the busiest rank sends to others. Exact if `_cuts_nest`
-    holds for all dims. Otherwise an upper bound, apart from a few elements at the ends
-    of uneven chunks.
+    """Return the elements that the busiest rank sends to others. An upper bound, but
+    for a few elements at the ends of uneven chunks, unless `_cuts_nest` holds for all
+    dims.
 
     From R·S0 to S0·R on (2, 2), sender and receiver have the same coordinate on axis 0,
     and the receiver may have any on axis 1: (0, 0) and (1, 1) send what they hold to
@@ -315,9 +302,8 @@ def _most_within(elements: int, levels: Sequence[tuple[int, bool]]) -> int:
 
 
 def _kept(exchange: Exchange) -> int:
-    """Return the least number of elements that a rank which sends at all keeps for
-    itself. That is the product of the shorter length along each dim. Call it only for
-    nearest senders, and if `_cuts_nest` holds for all dims.
+    """Return the least number of elements that a sending rank keeps: the product of the
+    shorter lengths. Only for nearest senders, if `_cuts_nest` holds for all dims.
 
     It is 0 if the new cut has a digit of a shard axis where the old cut has another
     digit: from S0·S1 to S1·S0 on (2, 2), rank (0, 1) holds the first half of dim 0 and
@@ -338,13 +324,10 @@ def _kept(exchange: Exchange) -> int:
 
 
 def _cuts_nest(exchange: Exchange, dim: int) -> bool:
-    """True if the elements that ranks send along this dim can be counted exactly, see
-    `most_sent`.
-
-    That is so if the dim is cut as before. Or if it is cut evenly, and the prime
-    factors of the axis sizes (`Digit.base` in steps.py), from the outermost on, are
-    those of the other cut as far as the shorter one goes.
-    """
+    """True if what ranks send along this dim can be counted exactly, see `most_sent`:
+    the dim is cut as before. Or it is cut evenly, and the prime factors of the axis
+    sizes (`Digit.base` in steps.py), from the outermost on, are those of the other cut
+    as far as the shorter one goes."""
     before, after = exchange.before, exchange.after
     orders = before.orders[dim], after.orders[dim]
     if orders[0] == orders[1]:
@@ -365,12 +348,8 @@ def _cuts_nest(exchange: Exchange, dim: int) -> bool:
 
 
 def in_rounds(steps: tuple[Step, ...], itemsize: int, cost: Cost) -> tuple[Step, ...]:
-    """Return these steps, with each large all-to-all and reduce-scatter over several
-    axes set to run in several rounds, which need smaller buffers.
-
-    Steps stay as they are if the global tensor has less than twice ``cost.round_bytes``
-    bytes. See `_in_rounds` for the number of rounds.
-    """
+    """Return these steps, with large all-to-alls and reduce-scatters over several axes
+    in rounds, for smaller buffers, from twice ``cost.round_bytes`` of the tensor on."""
     if bytes_of(steps, itemsize) < 2 * cost.round_bytes:
         return steps
     return tuple(
@@ -405,9 +384,8 @@ def bytes_of(steps: Sequence[Step], itemsize: int) -> int:
 
 
 def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
-    """Split a step into as many rounds as keep its buffers small, while each round
-    still has enough bytes to be worth its latency. Returns any other step than an
-    all-to-all or reduce-scatter as it is."""
+    """Split an all-to-all or reduce-scatter into as many rounds as keep its buffers
+    small and each round worth its latency."""
     if not isinstance(step, (AllToAll, ReduceScatter)):
         return step
     staged, most = staged_and_most_rounds(step, is_view)
@@ -423,10 +401,9 @@ def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
 def staged_and_most_rounds(
     step: AllToAll | ReduceScatter, is_view: bool
 ) -> tuple[int, int]:
-    """Return the elements that a step packs and receives, and the number of rounds from
-    which on its buffers are small enough. They may have as many elements as the rank
-    holds (about as many if cuts are uneven); for a reduce-scatter, half of what one
-    round would pack."""
+    """Return the elements that a step packs and receives, and the rounds from which on
+    its buffers are small enough: as large as what the rank holds; for a reduce-scatter,
+    half of what one round would pack."""
     if len(step.axes) == 1:
         # The step-by-step path needs the same buffers for one axis.
         return 0, 1
@@ -445,9 +422,8 @@ def staged_and_most_rounds(
 
 
 def cut_into_rounds(length: Sequence[int], rounds: int) -> list[Box]:
-    """Cut a piece with these lengths into as many boxes as there are rounds, along the
-    first dim that is long enough. Boxes count from the first element of the piece. If
-    no dim is long enough, some boxes are empty.
+    """Cut a piece with these lengths into as many boxes as rounds, along the first dim
+    that is long enough, counted from its first element; some empty if none is.
 
     >>> [box.start for box in cut_into_rounds((2, 6), 3)]
     [(0, 0), (0, 2), (0, 4)]

@@ -41,8 +41,7 @@ class Grid(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """True if the result is a view, without a copy. In the example of the module,
-        what arrives is the new local tensor.
+        """True if the result is a view. In the example of the module, what arrives is.
 
         >>> to_pack = Grid((2, 3, 4), (2, 3, 4), order=(1, 0, 2))
         >>> to_unpack = Grid((3, 2, 4), (3, 2, 4), order=(0, 1, 2))
@@ -57,13 +56,10 @@ def grids(
     step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box
 ) -> tuple[Grid | None, Grid | None]:
     """Return how to pack, from the local tensor to what goes to the members one after
-    the other, and how to unpack, from what came from them to the new local tensor. Both
-    are None if there is no grid.
-
-    An all-gather sends its local tensor as it is, so its pack is None. A reduce-scatter
-    receives its result as it is, so its unpack is None. The unpack of an all-to-all
-    that reduces has the terms first, as many dims as `step.reduced` has axes.
-    """
+    the other, and how to unpack. Both are None if there is no grid, the pack of an
+    all-gather and the unpack of a reduce-scatter where nothing changes. What an
+    all-to-all reduces comes with the terms first, a dim for each axis in
+    `step.reduced`."""
     cuts = _gone_and_new(step)
     if cuts is None:
         return None, None
@@ -100,8 +96,7 @@ def grids(
 
 
 def talkers(step: AllToAll, coordinate: Coordinate) -> list[int]:
-    """Return, for each member, 1 if it exchanges elements with this rank by a grid,
-    else 0. The step must have a grid."""
+    """For each member, 1 if it exchanges elements with this rank by a grid, else 0."""
     talks, axes = [1], _talking(step)
     for axis in step.axes:
         size, own = step.before.sizes[axis], coordinate[axis]
@@ -111,13 +106,9 @@ def talkers(step: AllToAll, coordinate: Coordinate) -> list[int]:
 
 
 def _talking(step: AllToAll) -> tuple[int, ...]:
-    """Return the axes of the group along which a rank receives elements from members at
-    other coordinates, ascending. The step must have a grid.
-
-    These are the axes that cut a dim before the step and not after it, and the axes
-    over which the step reduces. Along any other axis of the group, a rank exchanges
-    elements only with members at its own coordinate.
-    """
+    """Return the axes along which a rank receives from members at other coordinates:
+    those that cut a dim before the step and not after it, and those that it reduces
+    over."""
     gone = itertools.chain.from_iterable(
         before[len(after) :] for before, after in _orders(step)
     )
@@ -134,9 +125,9 @@ def _orders(
 def _gone_and_new(
     step: AllGather | ReduceScatter | AllToAll,
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
-    """Return, for each dim, the axes that only cut the source and those that only cut
-    the target. None if the step can have no grid: a cut is replaced by another one, or
-    some members send the same elements or only some of theirs."""
+    """For each dim, the axes that cut only the source, and only the target. None
+    without a grid: a cut replaces another one, or members send the same or some of
+    their elements."""
     if any(
         common_prefix(before, after) < min(len(before), len(after))
         for before, after in _orders(step)
@@ -156,8 +147,8 @@ def _gone_and_new(
 
 
 def _names(cuts: Iterable[tuple[int, ...]]) -> list[str]:
-    """Return the names of the dims of a local tensor that is viewed as a grid: each dim
-    after the axes that cut it, as `grids` names them."""
+    """Return the dims' names in a grid: each dim after the axes that cut it, see
+    `grids`."""
     return [
         name
         for dim, axes in enumerate(cuts)

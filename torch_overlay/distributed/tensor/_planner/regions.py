@@ -91,8 +91,7 @@ class Cuts(NamedTuple):
         shard_order: Iterable[tuple[int, Sequence[int]]] | None = None,
         factors: Sequence[int] | None = None,
     ) -> Cuts:
-        """Return the orders and pending reductions that placements give a tensor of any
-        shape."""
+        """Return the cuts and pending reductions of placements, for any shape."""
         _check(dims, ops, ndim, sizes)
         mesh_orders = _orders(dims, (1,) * len(sizes), ndim, sizes)
         if shard_order is not None:
@@ -165,13 +164,9 @@ class Regions(_RegionsFields):
         )
 
     def span(self, dim: int, coordinate: Sequence[int]) -> tuple[int, int]:
-        """Return (start, length) of the interval of `dim` that `coordinate` holds, in
-        elements of the global tensor.
-
-        The axes in ``orders[dim]`` cut the dim one after the other, each as
-        `torch.chunk` does: the first axis cuts the dim, the next one cuts the chunk
-        that is left.
-        """
+        """Return (start, length) of what `coordinate` holds on `dim`, in global
+        elements: the axes in ``orders[dim]`` cut it one after the other, as
+        `torch.chunk` does."""
         start, length = 0, self.shape[dim]
         for axis in self.orders[dim]:
             offset, length = chunk(length, self.sizes[axis], coordinate[axis])
@@ -179,8 +174,7 @@ class Regions(_RegionsFields):
         return start, length
 
     def box(self, coordinate: Sequence[int]) -> Box:
-        """Return the box of the global tensor that `coordinate` holds; empty where a
-        cut leaves it nothing."""
+        """Return the box of the global tensor that `coordinate` holds."""
         spans = [self.span(dim, coordinate) for dim in range(len(self.shape))]
         return Box(
             tuple([start for start, _ in spans]), tuple([length for _, length in spans])
@@ -193,21 +187,17 @@ class Regions(_RegionsFields):
 
     @cached_property
     def largest_shape(self) -> tuple[int, ...]:
-        """The shape of the largest box: along each dim, the first chunk of the first
-        chunk and so on."""
+        """The shape of the largest box: the first chunk of the first chunk and so
+        on."""
         cuts = zip(self.shape, self.orders)
         return tuple([longest(n, [self.sizes[a] for a in axes]) for n, axes in cuts])
 
     def parts(
         self, box: Box, ranges: Sequence[range], origin: Sequence[int] | None = None
     ) -> Iterator[tuple[list[int], Box]]:
-        """Yield who holds which part of a box: a coordinate, and its part. Parts come
-        in row-major order of their place in the tensor; none is empty, and an empty box
-        has none.
-
-        The time is proportional to the number of parts, not to the number of
-        coordinates.
-        """
+        """Yield who holds which part of a box, as (coordinate, part), in row-major
+        order of the tensor, none empty. The time grows with the parts, not with the
+        ranks."""
         zero = (0,) * len(self.shape) if origin is None else origin
         dims = [
             self._along(dim, *span, ranges, zero[dim])
@@ -232,8 +222,7 @@ class Regions(_RegionsFields):
     def _along(
         self, dim: int, start: int, length: int, ranges: Sequence[range], zero: int
     ) -> list[Chunk]:
-        """Return the pieces of a dim that overlap an interval, in ascending order and
-        cut down to it. None for an empty interval."""
+        """Return the pieces of a dim that overlap an interval, cut down to it."""
         cuts = [(axis, self.sizes[axis], ranges[axis]) for axis in self.orders[dim]]
         # An empty box is nowhere, so nobody holds a part of it.
         if not length:
@@ -278,22 +267,19 @@ class Regions(_RegionsFields):
         )
 
     def cut(self, orders: Iterable[tuple[int, ...]]) -> Regions:
-        """Return the same tensor with the same reductions, cut in other orders, one for
-        each dim. They aren't checked."""
+        """Return the same tensor and reductions, cut in other orders (unchecked)."""
         return Regions(self.shape, self.sizes, tuple(orders), self.partial)
 
     def without_pending(self, axes: Collection[int]) -> Regions:
-        """Return these regions with no reduction pending over `axes`. The boxes
-        stay."""
+        """Return these regions with no reduction pending over `axes`."""
         partial = tuple(
             [None if a in axes else op for a, op in enumerate(self.partial)]
         )
         return Regions(self.shape, self.sizes, self.orders, partial)
 
     def __str__(self) -> str:
-        """One word for each axis, as in `P·S0·R`. A reduction other than a sum is
-        named. If the order of a dim isn't ascending, the place of each axis in it is
-        shown: `S0#1·S0#0`."""
+        """One word for each axis, as in `P·S0·R`; with the place of each axis in the
+        order of a dim if that isn't ascending: `S0#1·S0#0`."""
         words = [
             "R" if op is None else "P" if op == "sum" else f"P({op})"
             for op in self.partial
@@ -307,9 +293,8 @@ class Regions(_RegionsFields):
 
 
 def cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None:
-    """Return the dim whose shards in `whole` are cut once more by the axes to give
-    those in `cut`. None if there is no such dim, or if other dims are cut differently,
-    too."""
+    """Return the dim that the axes cut once more, from `whole` to `cut`; None if others
+    do."""
     changed_dims = [
         dim
         for dim, (before, after) in enumerate(zip(whole.orders, cut.orders))
@@ -326,9 +311,8 @@ def cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None:
 def _chunks(
     start: int, length: int, cuts: Sequence[tuple[int, int, range]], low: int, high: int
 ) -> Iterator[Chunk]:
-    """Yield the pieces that overlap the interval from `low` to `high`, when `length`
-    elements from `start` on are cut by these axes. The interval must lie within these
-    elements and not be empty."""
+    """Yield the pieces that overlap the interval from `low` to `high`, which lies
+    within the `length` elements from `start` on and isn't empty."""
     if not cuts:
         yield low, high - low, ()
         return
@@ -357,8 +341,7 @@ def _chunks(
 
 
 def common_prefix(old: tuple[int, ...], new: tuple[int, ...]) -> int:
-    """Return the number of axes, from the outermost on, that two orders have in
-    common."""
+    """Return how many axes, from the outermost on, two orders have in common."""
     depth, most = 0, min(len(old), len(new))
     while depth < most and old[depth] == new[depth]:
         depth += 1
@@ -366,9 +349,7 @@ def common_prefix(old: tuple[int, ...], new: tuple[int, ...]) -> int:
 
 
 def least_overlap(before: Regions, after: Regions) -> int:
-    """Return a lower bound of the elements that a rank both holds before and needs
-    after. It is counted dim by dim, so it may be lower than the least that any rank
-    has."""
+    """Return a lower bound, counted dim by dim, of the elements that a rank keeps."""
     elements = 1
     for length, old, new in zip(before.shape, before.orders, after.orders):
         longer, shorter = (old, new) if len(old) > len(new) else (new, old)
@@ -418,8 +399,8 @@ def _orders(
     ndim: int,
     sizes: tuple[int, ...],
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the orders that placements and split factors express: for each dim, the
-    axes that cut it, outer to inner."""
+    """Return for each dim the axes that cut it, outer to inner, by the split
+    factors."""
     # From the last axis to the first: a plain shard cuts before all later axes of its
     # dim, a strided one after those whose sizes multiply to its split factor.
     orders: list[list[int]] = [[] for _ in range(ndim)]
@@ -446,8 +427,7 @@ def _given_orders(
     mesh_orders: tuple[tuple[int, ...], ...],
     sizes: tuple[int, ...],
 ) -> tuple[tuple[int, ...], ...]:
-    """Return an explicit shard order without axes of size 1, checked against the
-    placements."""
+    """Check an explicit shard order against the placements; drop axes of size 1."""
     given = dict(shard_order)
     orders = tuple(
         tuple(a for a in given.get(dim, ()) if sizes[a] > 1)

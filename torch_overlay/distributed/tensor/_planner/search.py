@@ -75,11 +75,7 @@ Searched = tuple[Steps, frozenset[int]]
 
 def crossed(before: Regions, after: Regions) -> frozenset[int]:
     """Return the axes along which some rank has another coordinate than the nearest
-    holder of a piece that it wants. Empty only if every rank holds what it wants.
-
-    With empty shards the result may have more axes: those that only ranks which want
-    nothing would cross.
-    """
+    holder of a piece that it wants; perhaps more where shards are empty."""
     if 0 in after.shape:
         return frozenset()
     axes: set[int] = set()
@@ -112,12 +108,9 @@ def _crosses(
     new: tuple[int, ...],
     sizes: tuple[int, ...],
 ) -> bool:
-    """True if some element of a block may have another coordinate on `axis` after than
-    before.
-
-    It has the same if the other axes make the same pieces for `axis` to cut, or if
-    these pieces hold at most one element, which is always at coordinate 0.
-    """
+    """True if some element of a block may have another coordinate on `axis` after. It
+    has the same if the other axes make the same pieces for `axis` to cut, or pieces of
+    at most one element, which is always at coordinate 0."""
     for block in blocks:
         old_sizes, new_sizes = (
             [sizes[a] for a in order[: order.index(axis)]] for order in (old, new)
@@ -130,8 +123,8 @@ def _crosses(
 
 
 def misplaced(before: Regions, after: Regions) -> frozenset[int]:
-    """Return the axes whose cuts in `before` must be undone: on each dim, all from the
-    outermost cut on that `after` doesn't have at that depth."""
+    """Return the axes whose cuts must be undone: on each dim, all from the outermost on
+    that `after` doesn't have at that depth."""
     return frozenset(
         [
             a
@@ -142,8 +135,8 @@ def misplaced(before: Regions, after: Regions) -> frozenset[int]:
 
 
 def cut_toward(before: Regions, toward: Regions, allowed: Collection[int]) -> Regions:
-    """Return `before` cut further by the allowed axes, as long as each cut is one of
-    `toward`, too. If the allowed axes are free, that needs no communication."""
+    """Return `before` cut further by allowed axes as far as `toward` is. If they are
+    free, that needs no communication."""
     if not allowed:
         return before
     orders = []
@@ -165,8 +158,7 @@ def move(
     cost: Cost,
     limit: float = math.inf,
 ) -> tuple[Step, ...]:
-    """Return the best plan from `before` to `after`, whose pending reductions are the
-    same. No steps if the regions are equal."""
+    """Return the best plan between regions with the same pending reductions."""
     axes = crossed(before, after)
     if not axes:
         return () if before == after else (Narrow(before, after),)
@@ -189,8 +181,8 @@ def move(
 def _in_one(
     before: Regions, after: Regions, axes: frozenset[int], groups: Groups
 ) -> Iterator[tuple[Step, ...]]:
-    """Yield the plans with one collective, some after a narrow; none if the groups at
-    hand allow none."""
+    """Yield the plans with one collective that the groups allow, some after a
+    narrow."""
     # Narrow first, which is a view: then only the axes of the group cut what is left.
     narrow = cut_toward(before, after, before.free)
     first = () if narrow == before else (Narrow(before, narrow),)
@@ -211,8 +203,7 @@ def _in_one(
 def all_to_alls(
     exchange: Exchange, free: frozenset[int], groups: Groups, op: str | None = None
 ) -> Iterator[AllToAll]:
-    """Yield the all-to-alls for an exchange, over groups that have at least its axes,
-    which the nearest senders need.
+    """Yield the all-to-alls for an exchange, over groups that have at least its axes.
 
     A group with more axes is tried if it balances the senders, or if there is no other.
     Where the nearest replicas would send much and the others nothing, all of them can
@@ -256,9 +247,9 @@ def _one_group_at_a_time(
 def next_collective(
     now: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost
 ) -> tuple[tuple[Step, ...], Regions]:
-    """Return one collective on the way to `after`, perhaps after a narrow, and the
-    regions after it. Only a narrow if the cuts that it undoes cross no axis. Call it
-    while `crossed(now, after)` isn't empty."""
+    """Return one collective on the way to `after`, perhaps after a narrow (only a
+    narrow if that crosses no axis), and the regions then. `crossed(now, after)` must
+    not be empty."""
     then = _next_boxes(now, after, groups)
     axes = crossed(now, then)
     if not axes:
@@ -267,12 +258,12 @@ def next_collective(
 
 
 def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
-    """Choose the boxes after the next collective of `_one_group_at_a_time`.
+    """Choose the boxes after the next collective of `_one_group_at_a_time`. It undoes
+    cuts that `after` doesn't have, by the axes of one group, and makes cuts of `after`
+    where they then fit.
 
-    The collective undoes cuts that `after` doesn't have, by the axes of one group, and
-    makes cuts of `after` where they then fit. Of all groups that allow it, choose the
-    one with most axes. Ties go to the smallest boxes, then to the group whose cuts
-    block cuts of `after` on most dims, then to the group with fewest ranks.
+    The group with most axes is chosen. Ties go to the smallest boxes, then to the group
+    whose cuts block cuts of `after` on most dims, then to that with fewest ranks.
     """
     wrong = misplaced(now, after)
     candidates = []
@@ -303,8 +294,7 @@ def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
 
 
 def _unblocked(now: Regions, after: Regions, group: tuple[int, ...]) -> int:
-    """Return on how many dims the cuts of the group stand in the way of cuts that the
-    target wants."""
+    """Return on how many dims the group's cuts stand in the way of the target's."""
     dims = 0
     for old, new in zip(now.orders, after.orders):
         depth = common_prefix(old, new)
@@ -313,9 +303,8 @@ def _unblocked(now: Regions, after: Regions, group: tuple[int, ...]) -> int:
 
 
 def _without(now: Regions, after: Regions, group: tuple[int, ...]) -> Regions:
-    """Return `now` without its innermost cuts by axes of the group. On each dim it
-    stops at the first cut by another axis, and before the outer cuts that `now` and
-    `after` have in common."""
+    """Return `now` without its innermost cuts by axes of the group, as far as other
+    axes and the outer cuts that `now` and `after` have in common allow."""
     orders = []
     for old, new in zip(now.orders, after.orders):
         depth, keep = len(old), common_prefix(old, new)
@@ -353,16 +342,14 @@ class Scatters:
     tried: set[int] = field(default_factory=set)
 
     def narrowed(self) -> tuple[Regions, ...]:
-        """Return what to reduce: the part of the local tensor that the target wants,
-        and the whole; one of them if they are the same. If the whole is reduced, axes
-        that would cut the part are free to take part in the move."""
+        """What to reduce: the part that the target wants, and the whole if that is
+        more, where axes that would cut the part are free to take part in the move."""
         narrow = cut_toward(self.before, self.after, self.before.free)
         return (narrow,) if narrow == self.before else (narrow, self.before)
 
     def cuts(self, narrow: Regions) -> Iterator[Regions]:
-        """Yield different cuts of `narrow` along all the axes: as the target has them,
-        and the remaining axes anywhere. Yields at least one, and notes in `tried` which
-        dims it cut."""
+        """Yield cuts of `narrow` along all the axes: as the target has them, the others
+        anywhere. Notes in `tried` which dims it cut."""
         start = cut = narrow.without_pending(self.axes)
         candidates: list[Regions] = []
         for toward in dict.fromkeys(
@@ -385,9 +372,8 @@ class Scatters:
             yield from self.movable(start, self.axes)
 
     def _dims(self) -> list[int]:
-        """Return the dims that source or target cut, then the others. If one of the
-        former divides evenly, the lengths of the others make no difference to the plan.
-        """
+        """Return the dims that source or target cut, then the others, whose lengths
+        make no difference to the plan if one of the former divides evenly."""
         ends = self.before.orders, self.after.orders
         return sorted(
             range(len(self.before.shape)),
@@ -395,8 +381,8 @@ class Scatters:
         )
 
     def spread(self, regions: Regions, axes: list[int]) -> Regions:
-        """Cut further by all these axes, on the dim where the largest box becomes
-        smallest; on the first of equal dims. Notes in `tried` which dims it cut."""
+        """Cut by all these axes, on the first dim where the largest box becomes
+        smallest."""
         if not axes:
             return regions
         cuts, parts = [], self.groups.count(axes)
@@ -408,10 +394,9 @@ class Scatters:
         return min(cuts, key=lambda cut: cut.most)
 
     def movable(self, start: Regions, axes: frozenset[int]) -> Iterator[Regions]:
-        """Yield different cuts of `start` along all these axes from which one
-        collective leads to the target, with the groups at hand; perhaps none. Which
-        axes talk in it depends on the dim that they cut, and on their order there.
-        Notes in `tried` which dims it cut."""
+        """Yield cuts of `start` along all these axes from which one collective leads to
+        the target: which axes talk in it depends on the dim that they cut, and on their
+        order there. Notes in `tried` which dims it cut."""
         candidates: list[Regions] = []
         for (last, first), dim in itertools.product(_ORDERS, self._dims()):
             order = sorted(
@@ -461,12 +446,10 @@ class Reduction:
         self.crossed = crossed(self.before, self.after)
 
     def best(self) -> Steps:
-        """Return the fastest of the plans that bring the fewest elements.
-
-        Two cases can't be beaten, and end the search early: all-reduces after which
-        nothing moves; and one reduce-scatter without padding that leaves each rank what
-        the target wants.
-        """
+        """Return the fastest of the plans that bring the fewest elements. Two cases
+        can't be beaten, and end the search early: all-reduces after which nothing
+        moves; and one reduce-scatter without padding that leaves each rank what the
+        target wants."""
         if self.axes.isdisjoint(self.after.sharded) and not self.crossed:
             return next(self._plans())
         if self.axes.issubset(self.after.sharded):
@@ -485,9 +468,8 @@ class Reduction:
         )
 
     def _plans(self) -> Iterator[Steps]:
-        """Yield the plans to choose from: each beginning of each way, with the move
-        that follows it. Plans with more collectives than `_most_collectives` allows are
-        left out."""
+        """Yield the plans of `_most_collectives` at most: each beginning of each way,
+        and the move that follows it."""
         most = self._most_collectives()
         for way in self._ways():
             for head, now in way():
@@ -499,8 +481,7 @@ class Reduction:
                     yield (*head, *tail)
 
     def _ways(self) -> tuple[Callable[[], Iterator[Beginning]], ...]:
-        """Return the ways to begin. Among plans of equal cost, the first one is
-        taken."""
+        """The ways to begin. Among plans of equal cost, the first one is taken."""
         return (
             self.reduce_then_move,
             self.scatter_then_reduce,
@@ -512,12 +493,8 @@ class Reduction:
         )
 
     def _most_collectives(self) -> int:
-        """Return how many collectives a plan may have.
-
-        That is the number of axes over which it reduces or whose cuts must be undone;
-        but at most two if there is a group of all axes that it reduces over or moves
-        along.
-        """
+        """Return how many collectives a plan may have: as many as axes that it reduces
+        over or whose cuts must be undone; at most two if there is a group of all."""
         one_per_axis = len(self.axes | misplaced(self.before, self.after))
         return (
             min(one_per_axis, 2)
@@ -532,8 +509,8 @@ class Reduction:
         )
 
     def reduce_then_move(self) -> Iterator[Beginning]:
-        """All-reduce what each rank has, then move. Yields a beginning for the whole
-        local tensor, and one for the part that the target wants."""
+        """All-reduce what each rank has, or the part that the target wants; then
+        move."""
         for narrow in self.scatters.narrowed():
             yield (
                 self.all_reduce(self.before, narrow, self.axes),
@@ -541,8 +518,7 @@ class Reduction:
             )
 
     def scatter_then_move(self) -> Iterator[Beginning]:
-        """Reduce-scatter, so that each rank keeps one part along all the axes; then
-        move or gather the parts."""
+        """Reduce-scatter along all the axes; then move or gather the parts."""
         for narrow in self.scatters.narrowed():
             first = () if narrow == self.before else (Narrow(self.before, narrow),)
             for cut in self.scatters.cuts(narrow):
@@ -550,8 +526,7 @@ class Reduction:
 
     def scatter_then_reduce(self) -> Iterator[Beginning]:
         """Reduce-scatter over the axes that cut the target, then all-reduce the smaller
-        result over the other axes. Yields nothing unless there are axes of both kinds,
-        and if the move that follows would be a third collective."""
+        result over the others. Not if the move that follows is a third collective."""
         first = self.axes & self.after.sharded
         rest = self.axes - first
         if not (first and rest):
@@ -570,8 +545,8 @@ class Reduction:
 
     def move_then_reduce(self) -> Iterator[Beginning]:
         """Move into boxes from which the target can be cut, then reduce there: by a
-        reduce-scatter if all axes of the reduction cut the target, else by all-reduces.
-        Yields nothing if no move is needed."""
+        reduce-scatter if all axes of the reduction cut the target, else by
+        all-reduces."""
         inner = self.before.cut(
             [_until(order, self.axes) for order in self.after.orders]
         )
@@ -600,7 +575,7 @@ class Reduction:
         self, before: Regions, narrow: Regions, axes: frozenset[int]
     ) -> Steps:
         """Return the steps that all-reduce the part in `narrow`, by as few groups as
-        cover these axes, after a narrow where it isn't all of `before`."""
+        can."""
         steps: list[Step] = [] if narrow == before else [Narrow(before, narrow)]
         for group in self.groups.cover(axes):
             then = narrow.without_pending(group)
@@ -611,9 +586,8 @@ class Reduction:
     def _reduce_scatter(
         self, before: Regions, cut: Regions, axes: frozenset[int]
     ) -> Steps:
-        """Return the steps that reduce-scatter into `cut`, which cuts `before` further
-        by `axes` and perhaps by free axes. Without the joint group that takes one group
-        after the other, outer cuts first."""
+        """Return the steps that reduce-scatter into `cut`; without the joint group one
+        group after the other, outer cuts first."""
         if self.groups.has(axes):
             return (ReduceScatter(before, cut, tuple(sorted(axes)), self.op),)
         steps: list[Step] = []
@@ -626,8 +600,8 @@ class Reduction:
     def _next_cut(
         self, now: Regions, cut: Regions, left: frozenset[int]
     ) -> tuple[tuple[int, ...], Regions]:
-        """Return the next group to reduce over on the way from `now` to `cut`, and the
-        boxes after that reduce-scatter."""
+        """Return the next group to reduce over from `now` to `cut`, and the boxes
+        then."""
         for group in self.groups.within(left):
             then = cut_toward(now.without_pending(group), cut, now.free.union(group))
             if then.sharded.issuperset(group):
@@ -638,8 +612,7 @@ class Reduction:
 
 
 def _until(order: tuple[int, ...], stops: frozenset[int]) -> tuple[int, ...]:
-    """Return the order before the first of its axes that is among `stops`; the whole
-    order if none is."""
+    """Return the order before the first of its axes that is among `stops`."""
     depth = next((i for i, axis in enumerate(order) if axis in stops), len(order))
     return order[:depth]
 
@@ -659,10 +632,8 @@ def reduce_by_one_exchange(reduction: Reduction) -> Iterator[Beginning]:
 
 def _exchanges(reduction: Reduction, then: Regions) -> Iterator[Beginning]:
     """Yield the all-to-alls to the boxes of `then` that bring each rank all terms.
-
-    The terms of an average are divided before they are sent: their sum may overflow
-    float16.
-    """
+    Those of an average are divided before they are sent: their sum may overflow
+    float16."""
     group, reduced = (
         tuple(sorted(axes))
         for axes in (reduction.axes | crossed(reduction.before, then), reduction.axes)
@@ -769,12 +740,9 @@ def plan(
     groups: Iterable[Iterable[int]] | None = None,
     cost: Cost = Cost(),
 ) -> tuple[Step, ...]:
-    """Return the steps from `source` to `target`, for elements of `itemsize` bytes.
-
-    Of the plans that are tried it is the fastest by `cost`; where a reduction ends, the
-    fastest of those that bring the fewest bytes. If every joint group exists, it has
-    one collective at most, or two where a reduction ends.
-    """
+    """Return the steps from `source` to `target`, for elements of `itemsize` bytes: the
+    fastest by `cost`; where a reduction ends, of those that bring the fewest bytes. If
+    every joint group exists, one collective at most, or two where a reduction ends."""
     steps, _ = plan_at_once(source, target, itemsize, groups, cost)
     return in_rounds(steps, itemsize, cost)
 
@@ -786,8 +754,8 @@ def plan_at_once(
     groups: Iterable[Iterable[int]] | None,
     cost: Cost,
 ) -> Searched:
-    """Return the plan before large steps are split into rounds, and the dims that the
-    search tried to cut. The arguments are those of `plan`."""
+    """`plan` before large steps are split into rounds, and the dims that it tried to
+    cut."""
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(
             f"no way from {source.shape} on {source.sizes} to {target.shape} on "
@@ -906,8 +874,7 @@ def _embed_first(
 
 
 def _with_terms(now: Regions, target: Regions, axes: frozenset[int]) -> Regions:
-    """Return `now` with values pending as they are in the target, over those of the
-    axes that don't cut any more."""
+    """Return `now` with the target's pending values, of the axes that cut no more."""
     terms = axes - now.sharded
     partial = tuple(
         [
@@ -926,8 +893,8 @@ def _without_innermost(order: tuple[int, ...], axes: frozenset[int]) -> tuple[in
 
 
 def _until_innermost(order: tuple[int, ...], axes: frozenset[int]) -> tuple[int, ...]:
-    """Return the order up to the last of its axes that is among `axes`; the whole order
-    if none is."""
+    """Return the order up to the last of its axes in `axes`; all of it if there is
+    none."""
     last = max(
         [depth for depth, axis in enumerate(order) if axis in axes],
         default=len(order) - 1,
@@ -993,15 +960,12 @@ def line(
     itemsize: int,
     names: Sequence[str] | None = None,
 ) -> str:
-    """Return a plan as one line: the specs, and each step with its axes and the bytes
-    that the busiest rank receives."""
+    """Return a plan as one line, with the bytes that the busiest rank receives."""
     text = ", ".join(_step_text(step, itemsize, names) for step in steps)
     return f"{source} → {target}: {text or 'nothing to do'}"
 
 
 def _step_text(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
-    """Return one step of a plan as text. The bytes are those that the busiest rank
-    receives."""
     name = NAMES[type(step)]
     if isinstance(step, Divide):
         return f"{name} by {step.by}"
@@ -1016,8 +980,7 @@ def _step_text(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
 
 
 def flatten_call(axes: Sequence[int], names: Names) -> str:  # overlay only
-    """Return the call on a mesh with these axis names that makes a group over several
-    axes. Without names, a description of the group.
+    """Return the call that makes a group over several axes, or says which it is.
 
     >>> flatten_call((0, 1), ("dp", "cp", "tp"))
     'mesh["dp", "cp"].flatten("dp_cp")'

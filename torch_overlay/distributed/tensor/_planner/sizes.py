@@ -62,9 +62,8 @@ def shared_plan(
     groups: frozenset[tuple[int, ...]] | None = None,
     cost: Cost = Cost(),
 ) -> Steps:
-    """Like `plan`, but all tensors that are cut evenly and have about as many bytes
-    share one plan, except for its rounds. The plans that are shared are remembered.
-    Raises as `plan` does."""
+    """Like `plan`, but tensors that are cut evenly and have about as many bytes share
+    one remembered plan, except for its rounds."""
     shape = before.shape
     parts, known = _forms(on_shape(before, ()), on_shape(after, ()), groups, cost)
     if parts and 0 not in shape and is_multiple(shape, parts):
@@ -88,7 +87,7 @@ def plan_form(
     cost: Cost,
 ) -> Steps | None:
     """Return the plan of the form, with elements of `1 << power` bytes. None if the
-    search tried other dims to cut on the way. Raises as `plan` does."""
+    search tried other dims to cut on the way."""
     steps, tried = plan_at_once(
         on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost
     )
@@ -104,21 +103,18 @@ def _forms(
     groups: frozenset[tuple[int, ...]] | None,
     cost: Cost,
 ) -> Forms:
-    """Return the shared plans of a change. Cached: the plans that are entered in it are
-    there at the next call."""
+    """Return the shared plans of a change. Cached: what is entered is there at next
+    call."""
     return Forms(rounded_parts(before, after), {})
 
 
 def rounded_parts(before: Regions, after: Regions) -> tuple[int, ...] | None:
     """Return for each dim the number that its length must be a multiple of, so that the
-    tensor shares its plan with others of about as many bytes (see `Forms`).
+    tensor shares its plan with others of about as many bytes (see `Forms`): the ranks
+    along all axes that cut the dim in `before` or `after`. If a reduction ends and some
+    axis cuts the dim, also all axes of the reduction and all that cut another dim.
 
-    That is the number of ranks along all axes that may cut the dim on the way: the axes
-    that cut it in `before` or `after`. If a reduction ends and some axis cuts the dim,
-    also all axes of the reduction and all that cut another dim.
-
-    None if tensors share no plan, since `after` has a pending reduction that `before`
-    doesn't have.
+    None if `after` has a pending reduction that `before` doesn't have.
     """
     if after.pending - before.pending:
         # New terms limit the number of collectives, too, which isn't linear in bytes.
@@ -137,8 +133,8 @@ def rounded_parts(before: Regions, after: Regions) -> tuple[int, ...] | None:
 
 
 def nearest_power(number: int) -> int:
-    """Return the exponent of the power of two with the nearest ratio to a number of at
-    least 1: 11 is nearer to 8, 12 to 16."""
+    """The exponent of the power of two nearest by ratio: 11 is nearer to 8, 12 to
+    16."""
     return (number * number).bit_length() // 2
 
 
@@ -149,9 +145,8 @@ def plan_and_parts(
     groups: frozenset[tuple[int, ...]] | None,
     cost: Cost,
 ) -> tuple[Steps, tuple[int, ...]]:
-    """Return the plan without rounds, and for each dim how many parts this plan or one
-    that it was chosen from cuts it into; 1 if none cuts it. If all lengths are
-    multiples of these parts, all these plans cut evenly. Raises as `plan` does."""
+    """Return the plan without rounds, and for each dim the parts into which this plan
+    or one that it was chosen from cuts it. Multiples of these are all cut evenly."""
     steps, tried = plan_at_once(before, after, itemsize, groups, cost)
     moving = [step for step in steps if not isinstance(step, Divide)]
     states = [
@@ -183,8 +178,8 @@ def is_multiple(shape: Sequence[int], parts: Sequence[int]) -> bool:
 
 
 def step_on_shape(step: Step, shape: tuple[Any, ...]) -> Step:
-    """Return the same step on a tensor of another shape, which may have symbols. The
-    number of rounds stays."""
+    """Return the same step, with its rounds, on another shape, which may have
+    symbols."""
     if isinstance(step, Divide):
         return step
     return dataclasses.replace(
@@ -193,8 +188,7 @@ def step_on_shape(step: Step, shape: tuple[Any, ...]) -> Step:
 
 
 def on_shape(regions: Regions, shape: tuple[Any, ...]) -> Regions:
-    """Return the same cuts of a tensor of another shape, which may have symbols. ()
-    gives cuts without a shape, as a key."""
+    """Return the same cuts of another shape, which may have symbols; () gives a key."""
     return Regions(shape, *regions[1:])
 
 
@@ -219,8 +213,7 @@ class Range(NamedTuple):
     most: float = math.inf
 
     def meet(self, other: Range) -> Range:
-        """Return the factors that both ranges have. Both have 1, up to rounding, and so
-        does the result."""
+        """Return the factors that both ranges have, 1 among them up to rounding."""
         return Range(
             min(max(self.least, other.least), 1.0), max(min(self.most, other.most), 1.0)
         )
@@ -259,8 +252,7 @@ class Watched(Cost):
         )
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
-        """Choose as `Cost.fastest` does, and add to `ranges` one range for each other
-        plan."""
+        """Choose as `Cost.fastest` does, and record a range for each other plan."""
         chosen = Cost.fastest(self, plans, itemsize)
         self.ranges.extend(
             self._faster(chosen, plan, itemsize) for plan in plans if plan is not chosen
@@ -268,21 +260,16 @@ class Watched(Cost):
         return chosen
 
     def range(self) -> Range:
-        """Return by which factors the number of elements may change so that all choices
-        that were recorded stay the same."""
+        """Return the factors of the number of elements that keep all choices."""
         common = Range()
         for factors in self.ranges:
             common = common.meet(factors)
         return common
 
     def _faster(self, one: Steps, other: Steps, itemsize: int) -> Range:
-        """Return by which factors the number of elements may change so that `one`,
-        which was chosen, stays faster.
-
-        If both plans take as long by the same terms, it stays chosen for all sizes:
-        other criteria than the seconds decide. A tie of different terms gives only the
-        factor 1: rounding could decide it otherwise for another size.
-        """
+        """Return the factors of the number of elements for which `one` stays faster:
+        any if both plans take as long by the same terms. A tie of different terms gives
+        only the factor 1: rounding could decide it otherwise for another size."""
         terms, other_terms = self._terms(one, itemsize), self._terms(other, itemsize)
         if terms == other_terms:
             return Range()
@@ -298,8 +285,7 @@ class Watched(Cost):
         return Range(-fixed / moving * (1 + _NEAR), math.inf) if fixed > 0 else Range()
 
     def _terms(self, plan: Steps, itemsize: int) -> tuple[list[float], list[float]]:
-        """Return the seconds of the collectives of a plan without data, and those for
-        their bytes, each in ascending order."""
+        """Return the collectives' seconds without data, and for bytes, ascending."""
         seconds = [
             self.fixed_and_moving(step, itemsize)
             for step in plan
@@ -317,9 +303,8 @@ def guards(
     groups: frozenset[tuple[int, ...]] | None,
     cost: Cost,
 ) -> Guards:
-    """Return which sizes have the plan that `shared_plan` returns for these regions,
-    with as many rounds. For symbolic lengths that aren't multiples of the parts no plan
-    is known. Raises as `plan` does."""
+    """Return which sizes have the plan of `shared_plan` with as many rounds. No plan is
+    known for symbolic lengths that aren't multiples of the parts."""
     shape = before.shape
     elements = math.prod(shape)
     parts = rounded_parts(before, after)
@@ -346,14 +331,13 @@ def guards(
 
 
 def _whole(bound: float) -> int | None:
-    """Round an upper bound of elements down. None, for no bound, if it is above `_FAR`,
-    more elements than tensors have."""
+    """Round an upper bound of elements down; None above `_FAR`, more than tensors
+    have."""
     return None if bound > _FAR else math.floor(bound)
 
 
 def _bytes_of_powers(factors: Range, power: int) -> tuple[int, int]:
-    """Return the least and the greatest number of bytes whose nearest power of two is
-    `1 << power` times a factor in the range.
+    """Return the least and the most bytes nearest to `1 << power` times such a factor.
 
     >>> [n for n in range(1, 100) if nearest_power(n) in (3, 4)] == [*range(6, 23)]
     True
@@ -367,8 +351,7 @@ def _bytes_of_powers(factors: Range, power: int) -> tuple[int, int]:
 
 
 def _same_rounds(steps: Steps, itemsize: int, cost: Cost) -> Range:
-    """Return by which factors the number of elements may change so that each step keeps
-    its number of rounds, see `in_rounds`."""
+    """Return the factors of the number of elements that keep each step's rounds."""
     factors, tensor_bytes = Range(), bytes_of(steps, itemsize)
     for step, is_view in with_views(steps):
         if not isinstance(step, (AllToAll, ReduceScatter)):

@@ -116,8 +116,7 @@ class Diagonal(NamedTuple):
     shard: Digit
 
     def follow(self, other: list[int], coordinate: Sequence[int]) -> None:
-        """Move `other` to the replica on the diagonal of `coordinate`, in place. On
-        entry both have the same replica digit."""
+        """Move `other`, with the same replica digit, onto `coordinate`'s diagonal."""
         replica, shard = self
         digit = replica.of(coordinate)
         moved = (digit + shard.of(other) - shard.of(coordinate)) % replica.base
@@ -187,8 +186,7 @@ class Exchange(_ExchangeFields):
         return tuple([Diagonal(*pair) for pair in partners.items()])
 
     def tied(self) -> frozenset[int]:
-        """Return the replica axes, in the group or not, that cut the target where the
-        source is cut, too."""
+        """Return the replica axes that cut the target where the source is cut, too."""
         return frozenset([digit.axis for digit in self.tied_digits()]) - self.shards
 
     def tied_digits(self) -> list[Digit]:
@@ -205,8 +203,8 @@ class Exchange(_ExchangeFields):
         return tied
 
     def cuts(self, order: Iterable[int]) -> list[Digit]:
-        """Return the digits of the axes in this order; per axis the most significant
-        first. Axes of size 1 have none."""
+        """Return the digits of these axes in order, per axis the most significant
+        first."""
         return [digit for axis in order for digit in self._digits(axis)]
 
     def _digits(self, axis: int) -> Iterator[Digit]:
@@ -255,8 +253,7 @@ class Narrow(_Change):
     target wants."""
 
     def box(self, coordinate: Coordinate) -> Box:
-        """Return the place of the target box in the local tensor. If the target box is
-        empty, the result is an empty box of its shape."""
+        """Return the place of the target box in the local tensor, or an empty box."""
         old, new = self.before.box(coordinate), self.after.box(coordinate)
         return (
             new.inside(old) if new.elements else Box((0,) * len(new.length), new.length)
@@ -297,8 +294,7 @@ class Collective(_Change):
         return math.prod([self.before.sizes[a] for a in self.axes])
 
     def members(self, coordinate: Coordinate) -> list[tuple[int, ...]]:
-        """Return the coordinates of the group of `coordinate`, row-major over
-        `axes`."""
+        """Return the coordinates of this one's group, row-major over `axes`."""
         return list(itertools.product(*self._ranges(coordinate, self.axes)))
 
     def member(self, coordinate: Coordinate) -> int:
@@ -309,8 +305,7 @@ class Collective(_Change):
         return number
 
     def _ranges(self, coordinate: Coordinate, axes: Collection[int]) -> list[range]:
-        """Return, for each axis of the mesh, a range: together the coordinates that
-        differ from this one only on these axes."""
+        """Return a range for each mesh axis: one index, or all on these axes."""
         sizes = enumerate(self.before.sizes)
         return [
             range(n) if a in axes else range(coordinate[a], coordinate[a] + 1)
@@ -320,8 +315,7 @@ class Collective(_Change):
     def _pieces_by_member(
         self, coordinate: Coordinate, whole: Box, parts: Regions
     ) -> list[Piece]:
-        """Return the part of a box of this rank that each member holds by `parts`, in
-        the order of the members. Members with an empty part are left out."""
+        """Return the part of a box that each member holds by `parts`, unless empty."""
         holders = _holders_of(whole, parts, self._ranges(coordinate, self.axes))
         return sorted([Piece(self.member(holder), box) for holder, box in holders])
 
@@ -340,8 +334,7 @@ class AllGather(Collective):
         return self.before.most
 
     def pieces(self, coordinate: Coordinate) -> list[Piece]:
-        """Return where the elements of each member go in the target. A member with an
-        empty box has no piece."""
+        """Return where each member's elements go in the target, unless it has none."""
         return self._pieces_by_member(
             coordinate, self.after.box(coordinate), self.before
         )
@@ -360,8 +353,7 @@ class AllReduce(Collective):
 
     @cached_property
     def received(self) -> int:
-        """The elements that a rank receives from others, if the backend reduces one
-        part on each rank and then gathers the parts."""
+        """The elements that a rank receives, if parts are reduced and then gathered."""
         return -(-2 * (self.ranks - 1) * self.before.most // self.ranks)
 
 
@@ -384,8 +376,8 @@ class ReduceScatter(Collective):
         return self.after.most
 
     def pieces(self, coordinate: Coordinate) -> list[Piece]:
-        """Return which part of the local tensor goes to each member. A member with an
-        empty box has no piece, only padding."""
+        """Return the part of the local tensor for each member that gets more than
+        padding."""
         return self._pieces_by_member(
             coordinate, self.before.box(coordinate), self.after
         )
@@ -426,17 +418,16 @@ class AllToAll(Collective):
 
     def sends(self, coordinate: Coordinate) -> list[Piece]:
         """Return which part of the local tensor goes to which member, this rank
-        included. Pieces are sorted by the coordinates of the peers on the shard axes of
-        the group, which is the same order on all ranks."""
+        included, sorted by the peers' coordinates on the group's shard axes: alike on
+        all ranks."""
         return [
             Piece(self.member(peer), box)
             for peer, box in self._pieces_by_peer(coordinate, self.before, self.after)
         ]
 
     def receives(self, coordinate: Coordinate) -> list[Piece]:
-        """Return where the part from each member goes, this rank included. Pieces are
-        sorted as in `sends`. All ranks reduce the terms in this order, so all get the
-        same bits. The first term is written, the others are reduced into it."""
+        """Return where the part from each member goes, this rank included, sorted as in
+        `sends`. All ranks reduce the terms in this order, so all get the same bits."""
         parts = self._pieces_by_peer(coordinate, self.after, self.before)
         return [
             Piece(self.member(peer), box, any(peer[a] for a in self.reduced))
@@ -482,8 +473,8 @@ class AllToAll(Collective):
 def _holders_of(
     mine: Box, theirs: Regions, ranges: list[range]
 ) -> Iterator[tuple[list[int], Box]]:
-    """Yield who holds a part of my box by `theirs`, and the part, counted from the
-    first element of my box. Ranks without a part are left out."""
+    """Yield who holds which part of my box by `theirs`, counted from its first
+    element."""
     replicated = [
         axis
         for axis, coordinates in enumerate(ranges)

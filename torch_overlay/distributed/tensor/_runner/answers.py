@@ -57,12 +57,8 @@ def find_answer(
     forced: bool | None,
 ) -> Answer:
     """Return a program for this local tensor, ready to run, or the reason why there is
-    none. A new answer is remembered, and a new plan is logged.
-
-    No other function decides between the two. The reason comes from `why_not`, which
-    reads flags and types at every call; or it is that of a NotPlanned, which reading
-    the placements, planning, looking up groups or comparing shapes may raise.
-    """
+    none, from `why_not`, which reads flags and types at every call, or a NotPlanned. No
+    other function decides. A new answer is remembered, and a new plan is logged."""
     reason = why_not(mesh, source, target, forced, local)
     if reason is not None:
         return Fallback(reason)
@@ -106,12 +102,11 @@ def _find_program(
 def _make_for_open_sizes(
     question: Question, mesh: DeviceMesh, shape: Sequence[Any]
 ) -> Program:
-    """Make the program for a tensor some of whose sizes are symbols. The question has
-    the sizes that the compiler traces with, or None for those that nobody knows.
+    """Make the program for a tensor some of whose sizes are symbols; the question has
+    the traced sizes, or None.
 
-    The change is planned for the traced sizes, and guarded: other sizes that pass the
-    guards have the same plan. A rank that knows its sizes makes its plan without
-    guards, so both must agree.
+    Other sizes that pass the guards have the same plan. A rank that knows its sizes
+    makes its plan without guards, so both must agree.
     """
     # Without a hint there is nothing to plan for. An empty tensor moves nothing, so its
     # plan tells nothing about other sizes.
@@ -135,13 +130,9 @@ def _make_for_open_sizes(
 
 
 def _only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
-    """True if the change only ends reductions: each placement stays, or goes from
-    Partial to Replicate.
-
-    Its plan is all-reduces, which cut nothing. False beside shards in an explicit shard
-    order or strided shards, which are planned only if they are even, and so depend on
-    the sizes.
-    """
+    """True if the change only ends reductions, by all-reduces, which cut nothing. False
+    beside shards in an explicit shard order or strided shards, which are planned only
+    if they are even, and so depend on the sizes."""
     ends = zip(source.placements, target.placements, strict=True)
     in_order = all(
         DTensorSpec.is_default_device_order(spec.shard_order)
@@ -154,20 +145,16 @@ def _only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
 
 
 def _multiple(size: Any, parts: int) -> Any:
-    """Return the same size, written as a multiple of `parts`, which it must be: then
-    its symbolic quotient by `parts` needs no rounding."""
+    """Return the same size as a multiple of `parts`: its quotient needs no rounding."""
     return size if isinstance(size, int) or parts == 1 else parts * (size // parts)
 
 
 def _conditions(
     shape: Sequence[Any], parts: Sequence[int], least: int, most: int | None
 ) -> Iterator[Any]:
-    """Yield what symbolic sizes must fulfill to have the plan of the traced sizes, for
-    the compiler to guard.
-
-    Conditions that hold anyway aren't given, since every guard may cause a
-    recompilation.
-    """
+    """Yield what symbolic sizes must fulfill to have this plan, for the compiler to
+    guard. What holds anyway isn't given, since every guard may cause a
+    recompilation."""
     symbolic = [
         (size, part)
         for size, part in zip(shape, parts, strict=True)
@@ -187,9 +174,8 @@ def _conditions(
 
 
 def _remembered(question: Question, mesh: DeviceMesh) -> Program:
-    """Return the program for a question. It is made and logged once, and so is the
-    reason if there is none. `CACHED` answers are kept; at the next one all are
-    forgotten."""
+    """Return the program for a question, or the reason why there is none, made and
+    logged once. `CACHED` answers are kept; at the next one all are forgotten."""
     answers = shared_state(mesh).remembered.answers
     answer = answers.get(question)
     if answer is None:
@@ -212,12 +198,10 @@ def _remembered(question: Question, mesh: DeviceMesh) -> Program:
 
 
 def _refuse_shape(program: Program, local: torch.Tensor) -> NoReturn:
-    """Raise for a local tensor of another shape than its spec says: a NotPlanned if
-    this rank may take the step-by-step path alone, else a ValueError.
-
-    It may if the other ranks don't wait for it: if the plan has no collective, or if it
-    is the padded all-gather that the step-by-step path runs for uneven shards, too.
-    """
+    """Raise for a local tensor of another shape than its spec's: NotPlanned if this
+    rank may take the step-by-step path alone, else ValueError. It may if others don't
+    wait: the plan has no collective, or the padded all-gather that this path runs,
+    too."""
     question = program.question
     padded = program.in_order and pads_step_by_step(
         program.steps, question, program.held.length, local.shape
@@ -256,6 +240,6 @@ def count_fallback(reason: str) -> None:  # overlay only
 
 
 def _general_reason(reason: str) -> str:  # overlay only
-    """Return a reason without its numbers, shapes and meshes, so that equal causes are
-    counted together."""
+    """Return a reason without numbers, shapes and meshes, to count equal causes
+    together."""
     return re.sub(r" of DeviceMesh\(.*|\(.*?\)|\d+", "…", reason)

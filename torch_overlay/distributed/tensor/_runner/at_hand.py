@@ -104,9 +104,7 @@ class AtHand(NamedTuple):
     found: dict[tuple[int, ...], Group]
 
     def find(self, mesh: DeviceMesh, axes: tuple[int, ...]) -> Group:
-        """Return this rank's process group over some axes. Over one axis, it is the
-        mesh's own group of that axis. A group that is found is remembered in `found`.
-        """
+        """Return this rank's process group over some axes, and remember it."""
         group = self.found.get(axes)
         if group is None:
             group = self.found[axes] = _look_up(mesh, axes)
@@ -117,14 +115,12 @@ class AtHand(NamedTuple):
 
 
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
-    """Return the sets of two or more axes, none of size 1, that have a group. The mesh
-    must have process groups, and contain this rank."""
+    """Return the sets of two or more axes, none of size 1, that have a group."""
     return at_hand(mesh, Site.of(mesh)).joint
 
 
 def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
-    """Return the process groups at hand on a mesh, remembered for its site.
-    `REMEMBERED` sites are kept; at the next one all are forgotten."""
+    """Return the groups at hand for a site. `REMEMBERED` sites are kept, then none."""
     known = shared_state(mesh).remembered.at_hand
     groups = known.get(site)
     if groups is None:
@@ -142,9 +138,8 @@ def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
 
 
 def has_known_backends(mesh: DeviceMesh) -> bool:
-    """True if the backends of a mesh's process groups are built in. A backend of
-    somebody else may lack collectives that only plans use. Groups that were destroyed
-    don't count. All ranks get the same result."""
+    """True if the backends of a mesh's living groups are built in: another may lack
+    collectives that only plans use. All ranks get the same result."""
     groups = [find_group(name) for name in group_names(mesh) or ()]
     return all(
         _backend_class(group, mesh.device_type).__module__.startswith("torch.")
@@ -154,8 +149,7 @@ def has_known_backends(mesh: DeviceMesh) -> bool:
 
 
 def _backend_class(group: ProcessGroup, device_type: str) -> type:
-    """Return the class of a group's backend. That of the group itself if it is a
-    subclass, or has no backend for this device type."""
+    """The class of a group's backend, or of the group, if a subclass or without one."""
     if type(group) is ProcessGroup:
         # Without a backend for this device type every collective raises by itself.
         with contextlib.suppress(RuntimeError):
@@ -164,8 +158,7 @@ def _backend_class(group: ProcessGroup, device_type: str) -> type:
 
 
 def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
-    """Find this rank's process group over some axes, and how it orders its ranks. Over
-    several axes it is the joint group."""
+    """Find this rank's process group over some axes, and how it orders its ranks."""
     members = members_along(mesh, axes)
     name = (
         _axis_group_name(mesh, axes[0])
@@ -190,13 +183,9 @@ def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
 
 
 def wrong_order(mesh: DeviceMesh) -> str | None:
-    """Say which axis of a mesh has a group whose ranks are in another order than the
-    mesh has them; None if no axis has. The mesh must have process groups, and contain
-    this rank. What is found is remembered.
-
-    On such a mesh DTensor scatters a tensor in the order of the group, and cuts it in
-    that of the mesh. So nobody knows which shard a rank holds.
-    """
+    """Say which axis of a mesh has a group with its ranks in another order; None if
+    none. DTensor scatters in the order of the group and cuts in that of the mesh, so
+    nobody knows which shard a rank holds. What is found is remembered."""
     known = shared_state(mesh).remembered.orders
     key = view_of(mesh), tuple(group_names(mesh) or ())
     if key not in known:
@@ -233,9 +222,9 @@ def _wrong_axis(mesh: DeviceMesh, axis: int) -> str | None:
 
 
 def _sorts_elsewhere(mesh: DeviceMesh, axis: int, group: Any) -> bool:  # overlay only
-    """True if torch's own code made the groups of an axis, which are sorted then, and
-    some rank of the mesh has one in another order than the mesh. All ranks get the same
-    result, also those whose own group is in order."""
+    """True if torch's own code made the groups of an axis, sorted, and some rank has
+    one in another order. All ranks get the same result, also those whose own is in
+    order."""
     shared = shared_state(mesh)
     if not shared.made_by_torch or getattr(mesh, "_preserve_rank_order", False):
         return False
@@ -250,8 +239,7 @@ def _sorts_elsewhere(mesh: DeviceMesh, axis: int, group: Any) -> bool:  # overla
 
 
 def members_along(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
-    """Return the ranks that differ from this one on these axes only, itself included,
-    in the order of the mesh."""
+    """Return the ranks that differ from this one on these axes only, in mesh order."""
     view = view_of(mesh)
     return view.with_layout(view.layout.select(axes)).ranks(mesh._rank)
 

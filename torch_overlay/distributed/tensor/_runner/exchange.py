@@ -67,9 +67,8 @@ LARGE: Mapping[str, int] = MappingProxyType({"cpu": 1 << 20, "cuda": 1 << 20})
 
 
 def is_large(tensor: torch.Tensor, elements: int) -> bool:
-    """True if a message of so many elements of this tensor's dtype is large enough that
-    saving a copy is worth more calls. Only for plain tensors that may be changed in
-    place: not for a Parameter, or another subclass."""
+    """True if saving a copy of so many elements is worth more calls. Only for plain
+    tensors that may be changed in place: not for a Parameter, or another subclass."""
     if type(tensor) is not torch.Tensor:
         return False
     device = "cpu" if tensor.is_cpu else tensor.device.type
@@ -88,10 +87,10 @@ def may_change(tensor: torch.Tensor) -> bool:
 
 
 def may_fill(shape: Sequence[Any]) -> bool:
-    """True if a new tensor of this shape may be filled by writes: not under a dispatch
-    mode. Selective activation checkpointing keeps what `new_empty` returned, and
-    refuses it once it was written. While tracing it may: a compiler takes the writes
-    out. Blocks of symbolic sizes can't be put in order, so they are written, too."""
+    """True if a new tensor may be filled by writes: not under a dispatch mode.
+    Selective activation checkpointing refuses what `new_empty` returned once it was
+    written. While tracing it may: a compiler takes the writes out, and blocks of
+    symbolic sizes can't be put in order."""
     return (
         not torch._C._len_torch_dispatch_stack()
         or _are_we_tracing()
@@ -113,8 +112,7 @@ class Here(NamedTuple):
 
 
 def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
-    """Return the view of a tensor that a box selects. The box counts from its first
-    element."""
+    """Return the view of a tensor that a box, counted from its start, selects."""
     for dim, (start, length) in enumerate(zip(*box, strict=True)):
         if length != tensor.shape[dim]:
             tensor = tensor.narrow(dim, start, length)
@@ -122,13 +120,10 @@ def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def nothing_of(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return a tensor of this shape, without elements, that depends on another one.
-
-    A compiler must see the dependency. AOTAutograd drops a collective that nothing
-    depends on as dead code, and its partitioner runs a collective that depends on
-    nothing in both the forward and the backward graph. Other ranks run it once, and
-    would wait.
-    """
+    """Return a tensor of this shape, without elements, that depends on another one, for
+    a compiler to see. AOTAutograd drops a collective that nothing depends on as dead
+    code, and its partitioner runs one that depends on nothing in the forward and the
+    backward graph. Other ranks run it once, and would wait."""
     return tensor.reshape(-1).narrow(0, 0, 0).view(shape)
 
 
@@ -139,8 +134,8 @@ def flattened(local: torch.Tensor) -> torch.Tensor:
 
 
 def packing(grid: Grid) -> Local:
-    """Make the function from the local tensor to what goes to the members, flat. It may
-    return a view."""
+    """Make the function from the local tensor to flat parts for members, maybe a
+    view."""
     lengths, expanded, order = grid
     if grid.plain:
         return flattened
@@ -152,8 +147,7 @@ def packing(grid: Grid) -> Local:
 
 
 def unpacking(grid: Grid, shape: Sequence[int]) -> Local:
-    """Make the function from what came from the members, flat, to the local tensor. It
-    may return a view."""
+    """Make the function from what came, flat, to the local tensor, maybe a view."""
     lengths, _, order = grid
     if grid.plain:
         return lambda flat: flat.view(shape)
@@ -161,10 +155,9 @@ def unpacking(grid: Grid, shape: Sequence[int]) -> Local:
 
 
 def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
-    """Like `unpacking`, but saves memory where the outermost dims of what arrived are
-    in place already. If the blocks within these dims are large, each is permuted by
-    itself, inside the received tensor, so that a large tensor doesn't exist twice. The
-    received tensor is overwritten then."""
+    """Like `unpacking`, but where the outermost dims of what arrived are in place
+    already, large blocks within these are permuted inside the received tensor, which is
+    overwritten, so that a large tensor doesn't exist twice."""
     lengths, _, order = grid
     in_place_dims = next((i for i, dim in enumerate(order) if i != dim), len(order))
     blocks = math.prod(lengths[:in_place_dims])
@@ -195,11 +188,8 @@ def assembled(
     shape: Sequence[int],
     kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return a tensor of this shape, assembled from blocks of a flat tensor.
-
-    If the blocks lie in place there, the result is a view of the flat tensor, unless
-    that would keep more padding alive than the tensor has elements.
-    """
+    """Return a tensor assembled from blocks of a flat tensor: a view if they lie in
+    place, unless that would keep more padding alive than the tensor has elements."""
     if not pieces:
         return nothing_of(flat, shape)
     joined_dim = _joined_along(pieces, shape)
@@ -253,8 +243,7 @@ def _joined_by_cuts(blocks: Sequence[tuple[Box, torch.Tensor]]) -> torch.Tensor:
 def view_of(
     flat: torch.Tensor, at: int | None, box: Box, kept: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the block of a box as a view: what lies at offset `at` of the flat tensor,
-    or `kept` if `at` is None."""
+    """Return a box as a view of the flat tensor from `at` on, or of `kept` if None."""
     if at is None:
         assert kept is not None, "a block without an offset stayed here"  # noqa: S101
         return kept
@@ -262,8 +251,8 @@ def view_of(
 
 
 def _in_place(pieces: Blocks, dim: int, shape: Sequence[int]) -> bool:
-    """True if boxes that follow one another along a dim lie in the flat tensor as in
-    the result, from its start on."""
+    """True if boxes that follow one another along a dim lie in `flat` as in the
+    result."""
     if math.prod(shape[:dim]) != 1:
         return False
     return [at for at, _ in pieces] == [
@@ -273,11 +262,8 @@ def _in_place(pieces: Blocks, dim: int, shape: Sequence[int]) -> bool:
 
 
 def joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Concatenate one or more blocks into one flat tensor, each in row-major order.
-
-    A single contiguous block of at least one dim gives a view; anything else, a new
-    tensor.
-    """
+    """Concatenate blocks into one flat tensor, each in row-major order. A single
+    contiguous block of at least one dim gives a view."""
     if parts[0].ndim and all(part.shape[1:] == parts[0].shape[1:] for part in parts):
         return flattened(torch.cat(parts) if len(parts) > 1 else parts[0])
     lengths = [part.numel() for part in parts]
@@ -296,8 +282,8 @@ def joined(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _joined_along(pieces: Blocks, shape: Sequence[int]) -> int | None:
-    """Return the dim along which the boxes follow one another and fill the shape; None
-    if there is none."""
+    """Return the dim along which boxes follow one another and fill the shape, or
+    None."""
     for dim in range(len(shape)):
         end = 0
         for _, box in pieces:
@@ -316,9 +302,8 @@ def _joined_along(pieces: Blocks, shape: Sequence[int]) -> int | None:
 
 
 def as_bytes(flat: torch.Tensor) -> torch.Tensor:
-    """Return the elements as bytes, in a contiguous tensor, which shares memory with
-    `flat` where it can. The last dim is as many times longer as an element has bytes;
-    there must be one."""
+    """Return the elements as bytes, which share memory with `flat` where they can. The
+    last dim, which there must be, is as many times longer as an element has bytes."""
     plain = flat.resolve_conj().resolve_neg().contiguous()
     # `view` needs stride 1. A last dim of length 1 counts as contiguous with any
     # stride.
@@ -386,8 +371,7 @@ def swap(
     group: Group,
     finish: Local,
 ) -> Local:
-    """Make the function that exchanges flat tensors, with these splits in elements.
-    Dtypes that backends don't move travel as bytes."""
+    """Make the function that exchanges flat tensors, as bytes if backends need it."""
 
     def run(flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype in MOVED:
@@ -409,13 +393,10 @@ def swap(
 
 
 def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Tensor]:
-    """Make the function that packs the pieces which this rank sends.
-
-    The function takes the local tensor and any other tensors. It returns a flat tensor
-    with the pieces one after the other, in the order of the group's ranks. If there are
-    no pieces, it returns an empty tensor that depends on all its arguments (`unread`).
-    A single contiguous piece gives a view of the local tensor.
-    """
+    """Make the function that packs the pieces which this rank sends, in the order of
+    the group's ranks, from the local tensor and any others. Without pieces it returns
+    an empty tensor that depends on all its arguments (`unread`); a single contiguous
+    piece is a view."""
     pieces = sorted(sends, key=lambda piece: group.places[piece.member])
     starts = itertools.accumulate([piece.box.elements for piece in pieces], initial=0)
     boxes = [box for _, box in in_runs(zip(starts, [piece.box for piece in pieces]))]
@@ -431,11 +412,9 @@ def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Ten
 
 
 def unread(*tensors: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor that depends on all the given tensors.
-
-    Two exchanges of the same empty tensor look alike to a compiler, which would run one
-    of them; the other ranks, which send something, would wait for the second.
-    """
+    """Return an empty tensor that depends on all the given tensors. Two exchanges of
+    the same empty tensor look alike to a compiler, which would run one of them; the
+    other ranks, which send something, would wait for the second."""
     return torch.cat([tensor.reshape(-1).narrow(0, 0, 0) for tensor in tensors])
 
 
@@ -457,8 +436,8 @@ def landing(
 
 
 def reducing(grid: Grid, axes: int, op: str, shape: Sequence[int]) -> Local:
-    """Make the function that reduces the terms that arrived to the local tensor. All
-    ranks reduce in one order, so all get the same bits."""
+    """Make the function that reduces the terms that arrived, in one order on all
+    ranks."""
     reduce, (lengths, _, order) = _reduce_function(op), grid
     term_indices = list(
         itertools.product(*[range(lengths[dim]) for dim in order[:axes]])
@@ -485,8 +464,7 @@ def offsets(
     group: Group,
     own: int | None,
 ) -> list[Landing]:
-    """Return where each piece lies in what arrived. The piece of the member `own`
-    didn't travel, and has no offset."""
+    """Return where each piece lies in what arrived; None for the member `own`'s."""
     starts = [0, *itertools.accumulate(receive_splits)]
     return [
         (
@@ -505,8 +483,7 @@ def _reduce_terms(
     op: str,
     kept: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return a new tensor of this shape, with the terms that arrived in `flat` reduced
-    by `op`."""
+    """Return a new tensor with the terms that arrived in `flat` reduced by `op`."""
     if not pieces:
         return nothing_of(flat, shape)
     if not may_fill(shape):
@@ -525,8 +502,8 @@ def add_terms(
     op: str | None,
     kept: torch.Tensor | None,
 ) -> None:
-    """Put every piece at its box in `terms`, or reduce it with what is there. As
-    `combine`, in the same order, but nothing is written in place."""
+    """Put every piece at its box in `terms`, or reduce it with what is there:
+    `combine`, in the same order, with nothing written in place."""
     reduce = _reduce_function(op or "sum")
     for at, box, add in pieces:
         term = view_of(flat, at, box, kept)
@@ -540,8 +517,8 @@ def combine(
     op: str | None,
     kept: torch.Tensor | None,
 ) -> None:
-    """Write or reduce every piece into its box of `whole`, a contiguous tensor, in
-    place. All ranks reduce in one order."""
+    """Write or reduce every piece into its box of the contiguous `whole`, in place, in
+    one order on all ranks."""
     if all(at is None for at, _, _ in pieces) and _are_we_tracing():
         # Nothing that arrived is read. AOTAutograd would drop the exchange as dead
         # code, and the other ranks would wait for this one.
@@ -559,8 +536,7 @@ def combine(
 
 
 def splits(pieces: Sequence[Piece], group: Group) -> list[int]:
-    """Return how many elements go to, or come from, each rank of the group, in the
-    group's order."""
+    """Return how many elements each rank of the group has, in the group's order."""
     counts = [0] * len(group.places)
     for piece in pieces:
         counts[group.places[piece.member]] += piece.box.elements
@@ -618,10 +594,9 @@ def all_to_all_by_size(
 def _pack_apart(
     step: AllToAll, here: Here, group: Group, finish: Local
 ) -> Callable[[torch.Tensor], Apart] | None:
-    """Make the function that packs what goes to other ranks and leaves the rank's own
-    part in the local tensor. None if nothing stays on this rank, if it sends nothing to
-    others, or if it receives nothing from others: then `all_to_all` packs everything.
-    """
+    """Make the function that packs what goes to others and leaves the rank's own part
+    in the local tensor. None if nothing stays, leaves or comes: then `all_to_all` packs
+    all."""
     own = step.member(here.coordinate)
     sends, receives = step.sends(here.coordinate), step.receives(here.coordinate)
     sent, received = (
@@ -652,8 +627,7 @@ class _Round(NamedTuple):
 
 
 def all_to_all_in_rounds(step: AllToAll, here: Here, group: Group) -> Local:
-    """Make the function that runs a whole all-to-all in rounds. It waits for the
-    collective of each round."""
+    """Make the function that runs a whole all-to-all in rounds, and waits in each."""
     own = step.member(here.coordinate)
     sends = _in_parts(step.sends(here.coordinate), step.rounds)
     receives = _in_parts(step.receives(here.coordinate), step.rounds)
@@ -678,8 +652,8 @@ def all_to_all_in_rounds(step: AllToAll, here: Here, group: Group) -> Local:
 
 
 def _in_parts(pieces: Sequence[Piece], rounds: int) -> list[list[Piece]]:
-    """Return which parts of these pieces each round moves, in the order of the pieces.
-    Empty parts are left out."""
+    """Return which parts of these pieces each round moves, unless empty, in their
+    order."""
     by_round: list[list[Piece]] = [[] for _ in range(rounds)]
     for piece in pieces:
         for number, box in enumerate(cut_into_rounds(piece.box.length, rounds)):
@@ -689,8 +663,8 @@ def _in_parts(pieces: Sequence[Piece], rounds: int) -> list[list[Piece]]:
 
 
 def _placed(box: Box, outer: Box) -> Box:
-    """Turn a box that counts from the first element of `outer` into one that counts as
-    `outer` does."""
+    """Turn a box that counts from the start of `outer` into one that counts as it
+    does."""
     return Box(
         tuple([start + at for start, at in zip(outer.start, box.start, strict=True)]),
         box.length,
@@ -704,8 +678,7 @@ def _one_round(
     own: int,
     group: Group,
 ) -> _Round:
-    """Make the functions that exchange and unpack one round of an all-to-all. The
-    exchange waits for the collective."""
+    """Make the functions that exchange, and wait, and unpack one round."""
     sent, received = (
         [piece for piece in pieces if piece.member != own]
         for pieces in (sends, receives)
@@ -730,8 +703,8 @@ def _one_round(
 
 
 def reduce_scatter_in_rounds(step: ReduceScatter, here: Here, group: Group) -> Local:
-    """Make the function that runs a whole reduce-scatter in rounds, and waits in each.
-    All its pieces must have the same shape."""
+    """Make the function that reduce-scatters pieces of one shape in rounds, and
+    waits."""
     pieces = sorted(
         step.pieces(here.coordinate), key=lambda piece: group.places[piece.member]
     )

@@ -100,13 +100,11 @@ def runners(
     group_of: Callable[[tuple[int, ...]], Group],
     async_op: bool = False,
 ) -> Stages:
-    """Make the functions that take the local tensor from the source to the target, to
-    be called one after the other.
+    """Make the functions that take the local tensor from the source to the target.
 
-    With `async_op` the last collective isn't waited for. Its result is an
-    `AsyncCollectiveTensor`, which waits when it is first read. If something reads it
-    here (an unpack that copies, a later step), that waits at once. An exchange in
-    rounds always waits.
+    With `async_op` the last collective isn't waited for: its result is an
+    `AsyncCollectiveTensor`, which waits when it is first read, also by a later function
+    here. An exchange in rounds always waits.
     """
     last = last_collective(steps)
     functions: list[Local] = []
@@ -125,13 +123,12 @@ def runners(
 
 
 def _make_divide(step: Divide, here: Here) -> Local:
-    """Make the function that divides a local tensor by a number."""
     return lambda local: local / step.by
 
 
 def _make_narrow(step: Narrow, here: Here) -> Local:
-    """Make the function that cuts the wanted box out of a local tensor. It returns a
-    view, or an empty tensor that depends on the local tensor if the box is empty."""
+    """Make the function that cuts out the wanted box: a view, or empty
+    (`nothing_of`)."""
     box = step.box(here.coordinate)
     # A rank whose target shard is empty. Its result still depends on the source, see
     # `nothing_of`.
@@ -141,8 +138,6 @@ def _make_narrow(step: Narrow, here: Here) -> Local:
 
 
 def _make_embed(step: Embed, here: Here) -> Local:
-    """Make the function that pads a local tensor with zeros to the shape of the new
-    one."""
     box, shape = step.box(here.coordinate), here.wanted.length
     around = [
         (start, whole - start - length)
@@ -159,8 +154,8 @@ def _wait(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _wait_later(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that waits when it is first used. A traced graph has an explicit
-    wait, which the compiler moves."""
+    """Wait at the first use. A traced graph has an explicit wait, for compilers to
+    move."""
     return _wait(tensor) if _are_we_tracing() else AsyncCollectiveTensor(tensor)
 
 
@@ -183,8 +178,7 @@ def _make_all_reduce(
 
 
 def _as_bytes_if_needed(run: Local) -> Local:
-    """Make a collective run on contiguous tensors of any dtype: those that backends
-    don't move, float8 for example, travel as bytes."""
+    """Make a collective move any dtype: those that backends don't, as bytes."""
 
     def on_bytes(flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype in MOVED:
@@ -197,8 +191,7 @@ def _as_bytes_if_needed(run: Local) -> Local:
 def _make_all_gather(
     step: AllGather, here: Here, group: Group, finish: Local
 ) -> Stages:
-    """Make the functions that pack a local tensor, all-gather and, unless what arrives
-    is the new local tensor already, put the shards in their places."""
+    """Make the functions that pack, all-gather and, if needed, put shards in place."""
     shape = here.wanted.length
     size, chunk, held = step.ranks, step.chunk, here.held.elements
     # A group in another order than the mesh would put the shards in the wrong places.
@@ -241,8 +234,7 @@ def _padded(more: int) -> Local:
 
 
 def _make_all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stages:
-    """Make the functions that run an all-to-all: one function if the step has several
-    rounds, otherwise those that pack, exchange and unpack."""
+    """Make the functions of an all-to-all: one if it has rounds, else three."""
     # Rounds are made for large exchanges and always wait, so `finish` has no say.
     if step.rounds > 1:
         return (all_to_all_in_rounds(step, here, group),)
@@ -252,9 +244,8 @@ def _make_all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) ->
 def _make_reduce_scatter(
     step: ReduceScatter, here: Here, group: Group, finish: Local
 ) -> Stages:
-    """Make the functions that pack, reduce-scatter and, unless what arrives is the new
-    local tensor already, cut off the padding. If the step has rounds, one function does
-    all, and waits in each round."""
+    """Make the functions that pack, reduce-scatter and, if needed, cut off the padding;
+    one function, which waits in each round, if the step has rounds."""
     if step.rounds > 1:
         return (reduce_scatter_in_rounds(step, here, group),)
     shape = here.wanted.length
@@ -282,8 +273,7 @@ def _make_reduce_scatter(
 
 
 def _pack_padded(step: ReduceScatter, coordinate: Coordinate, group: Group) -> Local:
-    """Make the function that packs one piece for each member, padded with zeros to the
-    length of the longest, in the order of the group."""
+    """Make the function that packs a piece for each member, padded to the longest."""
     chunk = step.chunk
     pieces = [
         (group.places[piece.member] * chunk, piece.box)
@@ -415,9 +405,8 @@ class Program:
         return same_step_by_step(self.steps, self.question, mesh.device_type)
 
     def on_shape(self, shape: tuple[Any, ...]) -> Program:
-        """Return the program for a tensor of another shape, which may have symbols. Its
-        functions are still those of the old shape, until `make_ready` is called on it.
-        """
+        """Return the program for another shape, maybe with symbols. Its functions are
+        those of the old shape until `make_ready` is called on it."""
         before = on_shape(self.before, shape)
         return replace(
             self,
@@ -428,8 +417,7 @@ class Program:
         )
 
     def make_ready(self, mesh: DeviceMesh) -> None:
-        """Look up the process groups and make the functions. Sets `functions`, `groups`
-        and `in_order`. Can be called again."""
+        """Look up `groups` and `in_order`, make `functions`. Can be called again."""
         used: dict[tuple[int, ...], Group] = {}
 
         def group_of(axes: tuple[int, ...]) -> Group:
@@ -468,8 +456,7 @@ class Program:
         mesh: DeviceMesh,
         functions: Sequence[Local] | None = None,
     ) -> torch.Tensor:
-        """Return the local tensor after the plan, given the one before it. Every rank
-        of the mesh must call it."""
+        """Run the plan on the local tensor. Every rank of the mesh must call it."""
         functions = self.functions if functions is None else functions
         if functions is None:
             raise AssertionError("a program runs after make_ready")
@@ -514,20 +501,18 @@ class Program:
 
 
 def _contiguous_copy(view: torch.Tensor) -> torch.Tensor:
-    """Copy a view, which would keep the whole tensor behind it alive, into a contiguous
-    tensor."""
+    """Copy a view, which would keep the whole tensor behind it alive."""
     return view.clone(memory_format=torch.contiguous_format)
 
 
 def _to_int64(terms: torch.Tensor) -> torch.Tensor:
-    """Widen integers before they are summed: eight terms of 100 overflow int8, their
-    mean doesn't."""
+    """Widen integers before a sum: eight terms of 100 overflow int8, their mean
+    doesn't."""
     return terms.to(torch.int64)
 
 
 def _integer_mean(total: torch.Tensor, terms: int, dtype: torch.dtype) -> torch.Tensor:
-    """Divide a sum of integers by the number of its terms, truncated toward zero, and
-    cast to `dtype`; for bool, `any`."""
+    """Divide a sum of integers by its terms, truncated toward zero; for bool, `any`."""
     return (
         total.to(dtype)
         if dtype is torch.bool
@@ -536,8 +521,7 @@ def _integer_mean(total: torch.Tensor, terms: int, dtype: torch.dtype) -> torch.
 
 
 def tell(program: Program) -> None:
-    """Log a new plan at DEBUG level, and put it into the trace that TORCH_TRACE asks
-    for."""
+    """Log a new plan at DEBUG level and into the trace of TORCH_TRACE."""
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("planned %s", program.described)
     metadata = {"name": "redistribution_plan", "encoding": "string"}
@@ -597,8 +581,8 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
 
 
 def _runs_step_by_step(question: Question, device_type: str) -> set[type[Step]]:
-    """Return the kinds of steps that a plan may have on any backend: the local ones,
-    and the collectives that the step-by-step path runs for the same question."""
+    """Return the kinds of steps for any backend: local ones, and the stepwise
+    path's."""
     kinds: set[type[Step]] = {Narrow, Embed, Divide}
     for old, new, size in zip(
         question.source, question.target, question.sizes, strict=True
@@ -624,10 +608,8 @@ def _ended_reductions(before: Regions, after: Regions) -> list[int]:
 
 def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:
     """Refuse reductions that the step-by-step path refuses, or that only the backend
-    can do: a plan might reduce by another collective, and give another result.
-
-    It doesn't depend on the sizes, since compiled code has one program for many sizes.
-    """
+    can do: another collective might give another result. It doesn't depend on the
+    sizes, since compiled code has one program for many sizes."""
     ops = [before.partial[axis] for axis in _ended_reductions(before, after)]
     if dtype.is_complex and any(op and OPS[op].wrong_by_parts for op in ops):
         raise NotPlanned(
@@ -638,12 +620,9 @@ def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> No
 
 
 def _as_sum(before: Regions, after: Regions, dtype: torch.dtype) -> tuple[Regions, int]:
-    """Turn an integer mean into a sum, and count its terms; the count is 0 for anything
-    else.
-
-    The sum is exact. A mean whose terms are divided before they are added isn't: 3 and
-    3 over two ranks would be 1 + 1.
-    """
+    """Turn an integer mean into a sum, which is exact, and count its terms (else 0).
+    Terms that are divided before they are added aren't: 3 and 3 over two ranks would be
+    1 + 1."""
     axes = [
         axis
         for axis in _ended_reductions(before, after)

@@ -67,9 +67,8 @@ class Question(NamedTuple):
         dtype: torch.dtype,
         async_op: bool = False,
     ) -> Question:
-        """Make the question of a redistribution from one spec to the other, which have
-        these placements on `mesh`. The mesh must have process groups and contain this
-        rank."""
+        """The question of a redistribution between specs with these placements on
+        `mesh`, which has process groups and contains this rank."""
         return Question(
             Site.of(mesh),
             source.placements,
@@ -95,17 +94,13 @@ def why_not(
     forced: bool | None = None,
     local: torch.Tensor | None = None,
 ) -> str | None:
-    """Say why the step-by-step path must run before a plan is even looked for; None if
-    a plan may be looked for.
+    """Say why the step-by-step path must run before a plan is even looked for, or None.
 
     This decides what doesn't depend on the placements: the options, the mesh, this
     rank, the class of the local tensor and the modes that are on. It is asked at every
-    redistribution, so it only reads flags and types.
-
-    It doesn't decide whether the change itself can be planned. `specs.read_ends` and
-    `program.make_program` do, once for each question: they raise NotPlanned, with the
-    reason, for placements of an unknown class, uneven strided shards, uneven shards in
-    an explicit shard order, terms of a norm beside others and so on.
+    redistribution, so it only reads flags and types. Whether the change itself can be
+    planned, `specs.read_ends` and `program.make_program` decide, once for each
+    question.
     """
     if not config.plan_redistribution:
         return "plans are turned off"
@@ -153,8 +148,8 @@ def is_symbolic(shape: Sequence[object]) -> bool:
 
 
 def stands_for_many_ranks(mesh: DeviceMesh) -> bool:
-    """True if this process stands for many ranks, so that no coordinate is its own: in
-    LocalTensorMode, and while one rank compiles for all."""
+    """True in LocalTensorMode, and while one rank compiles for all: no coordinate is
+    its own."""
     # Not imported: the mode can only be on if somebody has imported it.
     local_tensor = sys.modules.get("torch.distributed._local_tensor")
     if (

@@ -46,9 +46,8 @@ Placements = tuple[Placement, ...]
 
 
 def _read_placement(placement: Any) -> tuple[int | None, str | None, int]:
-    """Return the dim that a placement shards, its pending reduction and its split
-    factor. None stands for no dim and for no reduction; the factor is 1 unless the
-    shard is strided."""
+    """The dim that a placement shards, or None; its reduction, or None; its split
+    factor."""
     kind = type(placement)
     if kind is Shard:
         return placement.dim, None, 1
@@ -76,8 +75,8 @@ def _norm_class() -> type[_NormPartial]:
 def norm_ended(
     source: Placements, target: Placements, sizes: tuple[int, ...]
 ) -> _NormPartial | None:
-    """Return the norm whose terms a redistribution reduces over some axes: powers
-    before the sum, the root after it. None if there is none."""
+    """Return the norm whose terms are reduced over some axes: powers before the sum,
+    the root after it. None if there is none."""
     pending = {placement for placement in source if placement.is_partial()}
     norm = next(
         (placement for placement in pending if type(placement) is _norm_class()), None
@@ -106,11 +105,8 @@ def norm_ended(
 
 
 def norm_made(source: Placements, target: Placements) -> _NormPartial | None:
-    """Return the norm of the terms that a redistribution makes from replicas: the first
-    norm in the target where the source has another placement. None if it makes none.
-
-    Call `norm_ended` before, which raises NotPlanned if they aren't made from replicas.
-    """
+    """Return the first norm whose terms are made from replicas, or None. Call
+    `norm_ended` before, which raises NotPlanned if they aren't made from replicas."""
     return next(
         (
             new
@@ -122,9 +118,8 @@ def norm_made(source: Placements, target: Placements) -> _NormPartial | None:
 
 
 def into_terms(steps: tuple[Step, ...], norm: _NormPartial) -> tuple[Step, ...]:
-    """Turn steps that make equal terms of a sum into steps that make equal terms of a
-    norm. n terms of x / n**(1 / p) have the p-norm x. Every Divide in the steps must be
-    one that makes terms."""
+    """Turn steps that make equal terms of a sum into those of a norm: n terms of x /
+    n**(1 / p) have the p-norm x. Every Divide must be one that makes terms."""
     return tuple(
         [
             Divide(step.by ** (1 / norm.norm_type))
@@ -136,13 +131,10 @@ def into_terms(steps: tuple[Step, ...], norm: _NormPartial) -> tuple[Step, ...]:
 
 
 def gathers_step_by_step(question: Question) -> bool:
-    """True if the step-by-step path gathers a dim, perhaps to cut it again, so that its
-    result doesn't share storage with the source.
-
-    That path gathers from the first mesh dim on at which source and target cut the
-    tensor dim differently. If only mesh dims of size 1 differ, the shards are the same
-    and a plan has nothing to do.
-    """
+    """True if the step-by-step path gathers a dim, so that its result doesn't share
+    storage with the source. It gathers from the first mesh dim on at which source and
+    target cut it differently, also where only mesh dims of size 1 do and a plan does
+    nothing."""
     old_orders = _orders_by_dim(question.source, question.source_order)
     new_orders = _orders_by_dim(question.target, question.target_order)
     for dim in {*old_orders, *new_orders}:
@@ -156,8 +148,8 @@ def gathers_step_by_step(question: Question) -> bool:
 def _orders_by_dim(
     placements: Placements, shard_order: Any
 ) -> dict[int, tuple[int, ...]]:
-    """Return the mesh dims that cut each tensor dim, outer to inner. Unlike in
-    `Regions`, mesh dims of size 1 are listed, too."""
+    """Return the mesh dims, also of size 1, that cut each tensor dim, outer to
+    inner."""
     order = shard_order or DTensorSpec.compute_default_shard_order(placements)
     return {entry.tensor_dim: tuple(entry.mesh_dims) for entry in order}
 
@@ -178,8 +170,6 @@ class Ends(NamedTuple):
 
 
 def read_ends(question: Question, sizes: tuple[int, ...]) -> Ends:
-    """Read both specs of a question, on a mesh of these sizes. Raises as `read_cuts`
-    and `norm_ended`."""
     orders = question.source_order, question.target_order
     return _read_ends(
         question.source,
@@ -202,8 +192,6 @@ def _read_ends(
     ndim: int,
     sizes: tuple[int, ...],
 ) -> Ends:
-    """`read_ends` of the fields of a question. Cached. Raises as `read_cuts` and
-    `norm_ended`."""
     before, after = (
         read_cuts(source, source_order, ndim, sizes),
         read_cuts(target, target_order, ndim, sizes),
@@ -242,12 +230,9 @@ _SAME_STEP_BY_STEP = frozenset((Shard, Replicate, Partial))
 def gathered(
     step: AllGather, held: Box, wanted: Box
 ) -> tuple[Local, Local | None] | None:
-    """Return how to pack the local tensor for an all-gather of one dim, and how to make
-    the new local tensor from what arrives. The second is None if what arrives is that
-    tensor already.
-
-    The whole result is None if the axes of the step aren't the last to cut one dim, if
-    the new tensor is empty, or if several axes cut unevenly.
+    """Return how to pack for an all-gather of one dim, and how to make the new local
+    tensor from what arrives (None if that is it). None if the axes of the step aren't
+    the last to cut one dim, the new tensor is empty, or several axes cut unevenly.
 
     Over one axis, uneven shards are padded along the dim, exactly as on the
     step-by-step path: a rank that has to take that path can gather together with ranks
@@ -263,8 +248,7 @@ def gathered(
 
 
 def _join_shards(size: int, dim: int, held: Box, wanted: Box) -> Local | None:
-    """Make the function that joins even shards along a dim; None if there is nothing to
-    do."""
+    """Make the function that joins even shards along a dim; None if it does nothing."""
     if dim == 0:
         return None
     # The shards lie in memory one after the other, as the new tensor needs them.
@@ -276,8 +260,7 @@ def _join_shards(size: int, dim: int, held: Box, wanted: Box) -> Local | None:
 
 
 def _pad_and_join(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, Local]:
-    """Make the functions that pad an uneven shard, and that join shards without
-    padding."""
+    """Make the functions that pad an uneven shard, and join shards without padding."""
     lengths = [chunk(wanted.length[dim], size, member)[1] for member in range(size)]
     padding = lengths[0] - held.length[dim]
     rows_per_rank = lengths[0] if dim == 0 else held.length[0]
@@ -295,8 +278,8 @@ def _pad_and_join(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, L
 
 
 def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
-    """Return how to pack the local tensor for a reduce-scatter whose axes cut one dim,
-    last and evenly. What comes out is the new local tensor. None for any other step."""
+    """Return how to pack for a reduce-scatter whose axes cut one dim, last and evenly,
+    so that the new local tensor comes out. None for any other step."""
     dim = cut_last(step.before, step.after, step.axes)
     size = step.ranks
     if (
@@ -314,8 +297,7 @@ def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
 def same_step_by_step(
     steps: Sequence[Step], question: Question, device_type: str
 ) -> bool:
-    """True if it is certain that the step-by-step path runs the one collective of a
-    plan, over one axis and evenly cut. False for any other plan."""
+    """True if the step-by-step path surely runs this plan's one even collective."""
     step = _one_collective(steps, question)
     if step is None:
         return False
@@ -345,12 +327,11 @@ def pads_step_by_step(
     steps: Sequence[Step], question: Question, held: Sequence[int], shape: Sequence[int]
 ) -> bool:
     """True if a rank whose local tensor has a wrong shape may run the step-by-step path
-    while the other ranks run the all-gather of this plan: their collectives match.
+    while the other ranks run this plan: their collectives match.
 
-    That holds if the plan is one all-gather over one axis that cuts a dim unevenly. In
-    both paths each rank then pads its shard along this dim to the longest one, so all
-    ranks send equally many elements. The wrong shape must differ along this dim only,
-    and be no longer there than the longest shard.
+    The plan must be one all-gather over one axis that cuts a dim unevenly: both paths
+    pad the shard along this dim to the longest. The shape must be wrong along this dim
+    only, and no longer there.
     """
     step = _one_collective(steps, question)
     # The other ranks send other dtypes as bytes.
@@ -373,10 +354,9 @@ def pads_step_by_step(
 
 
 def _one_collective(steps: Sequence[Step], question: Question) -> Collective | None:
-    """Return the only step of a plan, if the step-by-step path would run the same: it
-    is a collective over one axis, only the placement of this axis changes, all
-    placements are of the classes Shard, Replicate or Partial themselves, and both shard
-    orders are the default. Else None."""
+    """Return the only step of a plan if the step-by-step path would run the same: a
+    collective over one axis, whose placement alone changes, of exact classes Shard,
+    Replicate or Partial, and both shard orders are the default. Else None."""
     step = steps[0] if len(steps) == 1 else None
     if (
         not isinstance(step, Collective)
@@ -397,9 +377,8 @@ _KNOWN = frozenset((Shard, Replicate, Partial, _StridedShard))
 
 
 def are_known_classes(classes: Iterable[type]) -> bool:
-    """True if each of these placement classes is a known one: Shard, Replicate, Partial
-    or _StridedShard. A subclass isn't, since an instance of it may equal one of its
-    base class and mean something else."""
+    """True if these are Shard, Replicate, Partial or _StridedShard themselves. An
+    instance of a subclass may equal one of its base class and mean something else."""
     return _KNOWN.issuperset(classes)
 
 
@@ -410,12 +389,9 @@ def other_spec(
     kinds: tuple[type, ...],
     mesh: DeviceMesh,
 ) -> DTensorSpec | None:
-    """Return the target spec of a redistribution between placements of known classes;
-    None if the tensor has these placements already.
-
-    What follows from the placements alone is computed once for a mesh, and remembered
-    with it. Each call returns a new spec, which the caller may change.
-    """
+    """Return a new target spec, which the caller may change, between placements of
+    known classes; None if the tensor has these already. What follows from the
+    placements alone is remembered with the mesh."""
     target = tuple(target)
     if source == target and kinds[: len(target)] == kinds[len(target) :]:
         return None

@@ -87,15 +87,9 @@ def _look() -> None:
 
 
 def _report(told: set[tuple[int, float]]) -> set[tuple[int, float]]:
-    """Log what has run for `SECONDS`. Nothing here may outlive the call: a note holds a
-    mesh and its groups.
-
-    Args:
-        told: what was logged before, by thread and beginning.
-
-    Returns:
-        What still runs and was logged.
-    """
+    """Log what has run for `SECONDS`, unless told before, and return all that was told
+    and still runs. Nothing here may outlive the call: a note holds a mesh and its
+    groups."""
     late = set()
     for thread, note in [*_running.items()]:
         if time.monotonic() - note[0] < SECONDS:
@@ -129,8 +123,8 @@ def _describe(thread: int, note: tuple[float, DTensorSpec, DTensorSpec]) -> str:
 
 
 def _where(thread: int) -> str:
-    """Where in the user's program a thread is, as ", called at train.py:12, in step".
-    Empty if no frame is the user's, as where autograd has a thread of its own."""
+    """Where in the user's program a thread is, as ", called at train.py:12, in step";
+    empty for a thread of autograd's own."""
     ours = [os.path.dirname(torch.__file__)]
     ours.append(__file__[: __file__.rindex("distributed")])  # overlay only
     frame: FrameType | None = sys._current_frames().get(thread)
