@@ -99,8 +99,7 @@ def _refused(arguments: argparse.Namespace) -> str:
 
 
 def _run_command(arguments: argparse.Namespace) -> int:
-    """Run a command whose arguments were read, and return its exit code; 1 if the reader of its output stopped reading,
-    and the rest of the output is dropped."""
+    """Run a command, and return its exit code; 1 if the reader of its output stopped reading."""
     try:
         with warnings.catch_warnings():
             # Torch warns when it is imported without numpy. Nothing here needs numpy.

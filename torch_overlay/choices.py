@@ -58,8 +58,7 @@ def read_bool(name: str, value: object) -> bool:
 
 
 def one_of(*words: str) -> Callable[[str, object], str]:
-    """Return a function that validates an option which takes one of these words. It takes the option's name and a
-    value."""
+    """Return a function that validates an option, by name and value, which takes one of these words."""
 
     def read(name: str, value: object) -> str:
         """Return `value` if it is one of the words."""
@@ -120,8 +119,7 @@ READERS: dict[str, Callable] = {
 
 
 def settings(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of ``distributed/config.py`` that these options set, by the names that they have there.
-    Options without a setting are left out."""
+    """Return the settings of ``distributed/config.py`` that these options set, by their names there."""
     return {SETTINGS[name]: value for name, value in chosen.items() if name in SETTINGS}
 
 

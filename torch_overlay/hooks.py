@@ -9,19 +9,15 @@ def install_mesh_reset() -> None:
 
 
 def uninstall_mesh_reset(_: None) -> None:
-    """Give meshes that were made or used under the overlay the attributes that torch's own code reads, and remove our
-    state."""
+    """Give meshes of the overlay the attributes that torch's own code reads, and remove our state."""
     from torch_overlay.distributed._mesh.state import hand_back
 
     hand_back()
 
 
 def install_trace_rules() -> tuple[list[str], dict[str, Any]]:
-    """Let dynamo treat our files as those of ``torch/distributed``: it skips them, and inlines their functions.
-
-    Dynamo decides by lists of files, which it builds anew after each init_process_group. So this replaces the functions
-    that build them.
-    """
+    """Let dynamo skip our files and inline their functions, as those of ``torch/distributed``. It builds its lists of
+    files anew after each init_process_group, so the functions that build them are replaced."""
     from torch._dynamo import trace_rules  # imported already: the row waits for it
 
     here = os.path.dirname(__file__)
@@ -39,11 +35,8 @@ _CALLED = ("_trace_view", "_traced_views")
 
 
 def install_traced_views() -> tuple[dict[str, Any], Any, Any]:
-    """Let dynamo trace our methods that return views, and let its guard compare the groups of meshes.
-
-    Dynamo refuses members of a mesh that it doesn't know. Without the guard, code that was compiled for one mesh would
-    run with an equal mesh that has other groups, and communicate over the groups of the first.
-    """
+    """Let dynamo trace our methods that return views, and its guard compare the groups of meshes: code that was
+    compiled for one mesh would run with an equal mesh, and communicate over the groups of the first."""
     from torch.distributed.device_mesh import DeviceMesh
 
     from torch_overlay.distributed._mesh.caches import compiled_group_key

@@ -46,8 +46,8 @@ class Builder:
             self.single = dist.new_group([dist.get_rank()], backend=backend, use_local_synchronization=True)
 
     def mesh(self, names: tuple[str, ...]) -> DeviceMesh:
-        """Make a mesh of all ranks with these axes; ranks count up along the last axis first. Collective. The caller
-        chooses axes whose sizes multiply to the world size. Errors of torch's mesh calls are passed on."""
+        """Make a mesh of all ranks with these axes, whose sizes multiply to the world's, the last counting first.
+        Collective."""
         if self.single is None:
             return self._make(names)
         large_axes = tuple(name for name in names if self.sizes[name] > 1)

@@ -64,38 +64,21 @@ class Session:
         return self.sources[module]
 
     def unrecognised(self, patch: Patch, live: object) -> str | None:
-        """Return in words what is there instead of the target that a row was written for. None if the target is that
-        one, or if the row adds it.
-
-        Args:
-            live: the target's value now, or None to look at the source file alone.
-
-        Raises:
-            PatchError: the row has no fingerprint for this release.
-        """
+        """Say what is there instead of a row's target (`live`, or by the source file alone); None if it is the right
+        one."""
         return versions.unrecognised(patch, self.release, self.source(patch.module), live)
 
     def recognise_targets(self) -> None:
-        """Compare the target of every row with torch's source file, and import the bodies of the rows whose modules are
-        imported. Nothing is patched. Call it without our lock, since imports take locks of their own.
-
-        Raises:
-            ChangedTarget: the session is strict, and a file defines another target. If it isn't, such rows are refused.
-            OverlayError: the session is strict, and a body can't be imported.
-            PatchError: a row has no fingerprint for this release.
-        """
+        """Compare each target with torch's source file, and import the bodies of rows whose modules are imported. If
+        the session is strict, raises for another target; else refuses the row. Call it without our lock: imports take
+        their own."""
         refused = {patch: why for patch in self.patches if (why := self.unrecognised(patch, None))}
         self.refuse(refused)
         self.import_bodies(patch for patch in self.patches if ready(patch.module))
 
     def import_bodies(self, patches: Iterable[Patch]) -> None:
-        """Import the bodies of these rows; rows in `refused` are skipped. If a body can't be imported, its row goes
-        into `refused`, and with it those of its unit that aren't applied yet. Call it without our lock, since an import
-        takes locks of its own.
-
-        Raises:
-            OverlayError: the session is strict, and a body can't be imported.
-        """
+        """Import the bodies of these rows, and refuse the units of those that can't be, or raise if strict. Call it
+        without our lock: imports take their own."""
         for patch in patches:
             try:
                 if patch not in self.refused:
@@ -106,17 +89,8 @@ class Session:
                 self.refuse({patch: str(error)})
 
     def begin(self) -> None:
-        """Apply the rows whose modules are imported, and list the other rows in `waiting` by module. Call
-        `recognise_targets` first.
-
-        Rows in `refused` are skipped. If the session isn't strict, rows whose live target isn't what torch has there
-        are added to `refused`, with the rest of their units. All other rows are applied, or none if there is an error.
-
-        Raises:
-            ChangedTarget: the session is strict, and a live target isn't what torch has there. Nothing was patched.
-            OverlayError: a row can't be applied. Nothing was patched.
-            PatchError: a row contradicts its body, or has no fingerprint for this release. Nothing was patched.
-        """
+        """Apply the rows whose modules are imported, all or none, and list the others in `waiting` by module. Call
+        `recognise_targets` first. If the session isn't strict, rows whose live target isn't torch's are refused."""
         rows = [patch for patch in self.patches if patch not in self.refused]
         # Asked once: another thread may import a module meanwhile, and its rows would be neither applied nor waiting.
         here = {module for module in {patch.module for patch in rows} if ready(module)}
@@ -126,14 +100,7 @@ class Session:
                 self.waiting.setdefault(patch.module, []).append(patch)
 
     def apply(self, patches: list[Patch]) -> None:
-        """Check these rows against the live objects, then apply all of them or none.
-
-        Raises:
-            ChangedTarget: the session is strict, and a live target isn't what torch has there. If it isn't, such rows
-                are left out, with those of their units that aren't applied yet.
-            OverlayError: a row can't be applied. Nothing was patched.
-            PatchError: a row contradicts its body, or has no fingerprint for this release. Nothing was patched.
-        """
+        """Check these rows against the live objects, then apply all of them or none."""
         changes, refused = engine.prepare(patches, self.unrecognised)
         self.refuse(refused)
         # A refused row takes the others of its unit with it, also those that were recognised.
@@ -149,15 +116,9 @@ class Session:
             self.waiting.pop(module, None)
 
     def refuse(self, refused: dict[Patch, str]) -> None:
-        """Note in `refused` these rows, and the others of their units that aren't applied yet. A row that is applied
-        stays so, also where another one of its unit, in a module that is imported later, is refused.
-
-        Args:
-            refused: by row, what is there instead of its target. If it is empty, nothing happens.
-
-        Raises:
-            ChangedTarget: the session is strict. Lists all of these rows; nothing is noted.
-        """
+        """Note in `refused` these rows, with what is there instead, and the others of their units that aren't applied
+        yet; raise if the session is strict. A row that is applied stays so, also if a later one of its unit is
+        refused."""
         if refused and self.strict:
             lines = [f"  {patch.target}: {why}" for patch, why in refused.items()]
             raise ChangedTarget(
@@ -169,15 +130,7 @@ class Session:
         self.refused |= engine.fallen((p for p in self.patches if p not in self.changes), self.refused)
 
     def end(self, force: bool) -> None:
-        """Undo all changes, and stop waiting.
-
-        Args:
-            force: also undo what somebody else patched over.
-
-        Raises:
-            ForeignPatch: somebody patched over ours, and `force` is False. Nothing was undone.
-            OverlayError: an object couldn't be put back. All others were, and `changes` is empty.
-        """
+        """Undo all changes, with `force` also what somebody else patched over, and stop waiting."""
         # All are looked at before the first is undone: a foreign patch must not leave the overlay half on.
         changes = list(self.changes.values())
         if not force:
@@ -228,11 +181,7 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
 
 
 def require_recognised() -> None:
-    """Check that torch's release is known, or that the overlay is on: enable(strict=False) accepts any.
-
-    Raises:
-        UnknownRelease: neither is so.
-    """
+    """Check that torch's release is known, or that the overlay is on: enable(strict=False) accepts any."""
     if _session is None:
         versions.require_supported(versions.running())
 

@@ -17,8 +17,8 @@ AWAITED = ("torch", "torch.distributed.device_mesh")
 
 
 def start() -> None:
-    """What the file does when Python starts: removes its folder from the path, watches for torch if `VARIABLE` is set,
-    and runs the next ``sitecustomize``. What that raises is passed on."""
+    """When Python starts: remove our folder from the path, watch for torch if `VARIABLE` is set, and run the next
+    ``sitecustomize``. What that raises is passed on."""
     here = os.path.dirname(os.path.abspath(__file__))
     # The program sees the path that it would have had; its children get the folder from the environment.
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
@@ -28,13 +28,12 @@ def start() -> None:
 
 
 def reports(environ: MutableMapping[str, str], pid: int, parent: int) -> bool:
-    """Whether this process prints the status when it ends. Of all processes under `run --report` one does: rank 0.
-    Changes the variable in `environ` for processes that it starts, where it is rank 0.
+    """Whether this process prints the status when it ends: rank 0 of all under `run --report`. Changes the variable in
+    `environ` for processes that it starts, where it is rank 0.
 
-    Rank 0 is the process that a launcher gave this rank. If nobody set a rank, it is the process that runs the program:
-    the one that `run` was, or its child where a process can't be replaced. Data loaders and compile workers inherit the
-    rank, so rank 0 takes the request out of the environment of processes that it starts. One launcher may start another
-    (a cluster sets RANK on its nodes, and torchrun sets it again), so rank 0 of torchrun takes the request over.
+    That is the process that a launcher gave this rank, or the one that runs the program. Data loaders and compile
+    workers inherit the rank, so rank 0 takes the request out of their environment. One launcher may start another (a
+    cluster sets RANK on its nodes, and torchrun sets it again), so rank 0 of torchrun takes the request over.
     """
     asked, _, program = environ[VARIABLE].partition(":")
     rank = environ.get("RANK")
@@ -48,15 +47,14 @@ def reports(environ: MutableMapping[str, str], pid: int, parent: int) -> bool:
 
 
 def report(overlay: types.ModuleType, pid: int) -> None:
-    """Print the status to standard error at exit, but not in a fork, which inherits the exit handler, and not in
-    torchrun itself."""
+    """Print the status to standard error at exit, not in a fork, which inherits the handler, nor in torchrun itself."""
     if os.getpid() == pid and "torch.distributed.launcher.api" not in sys.modules:
         print(overlay.status(), file=sys.stderr)
 
 
 def watch(package: str, reporting: bool) -> None:
-    """Turn the overlay on when torch has been imported. What `enable` raises then is raised by that import statement.
-    Uses the torch_overlay that this file is part of, also if the program's path has another one."""
+    """Turn the overlay on when torch has been imported, by this file's torch_overlay, whatever the program's path has.
+    What `enable` raises is raised by that import statement."""
     # Our folder's parent is on the path for these imports only: a checkout, say, has more in it than the package.
     parent = os.path.dirname(package)
     sys.path.insert(0, parent)

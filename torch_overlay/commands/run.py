@@ -41,8 +41,7 @@ VARIABLE = choices.PREFIX + "RUN"
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add what `--help` shows. argparse doesn't read the words, since it would take the program's for its own; `parse`
-    does."""
+    """Add what `--help` shows. argparse doesn't read the words: it would take the program's for its own."""
     parser.usage = "%(prog)s [OPTION...] [--] PROGRAM [ARGUMENT...]"
     parser.description = "Run an unmodified program, and every Python process that it starts, under the overlay."
     parser.epilog = _PROGRAM
@@ -62,8 +61,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """Read the command line of `run`. For a wrong one, prints a line to standard error and exits with 2; for --help
-    and --version, prints and exits with 0."""
+    """Read the command line of `run`. Exits with 2 for a wrong one, and with 0 after --help and --version."""
     try:
         line = parse(words)
         if line.help:
@@ -84,8 +82,7 @@ def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespac
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the program in place of this process. Returns its exit code, only on platforms that can't replace a
-    process."""
+    """Run the program in place of this process. Returns only on platforms that can't replace a process."""
     line, environ = arguments.line, arguments.environ
     sys.stdout.flush()
     sys.stderr.flush()
@@ -193,11 +190,8 @@ def _no_program(path: str) -> str | None:
 
 
 def environment(environ: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the program: ours, our folder first on PYTHONPATH, and the options. `environ` isn't
-    changed.
-
-    An empty entry of PYTHONPATH means the current folder, so it stays. An empty PYTHONPATH has no entries.
-    """
+    """The environment of the program: ours, our folder first on PYTHONPATH, and the options. An empty entry of
+    PYTHONPATH means the current folder, so it stays."""
     # Ours is taken out before it is put first: `run` inside of `run` must not let the folder stand twice.
     former = environ.get("PYTHONPATH", "")
     path = [folder for folder in former.split(os.pathsep) if folder != STARTUP] if former else []

@@ -104,8 +104,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Print the explanation, and write a picture with --out. Returns 0, or 2 after an error, which is printed to
-    standard error."""
+    """Print the explanation, and write a picture with --out. Returns 0, or 2 after an error."""
     make = _explain_on_one_mesh if arguments.to_mesh is None else _explain_to_another_mesh
     return _print_and_save("explain", lambda: make(arguments), arguments.out)
 
@@ -195,8 +194,7 @@ def add_draw(parser: argparse.ArgumentParser) -> None:
 
 
 def draw(arguments: argparse.Namespace) -> int:
-    """Print the mesh, and write a picture with --out. Returns 0, or 2 if the mesh can't be drawn, with the reason on
-    standard error."""
+    """Print the mesh, and write a picture with --out. Returns 0, or 2 if the mesh can't be drawn."""
     return _print_and_save("draw", lambda: _drawing(arguments), arguments.out)
 
 
@@ -240,9 +238,8 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Turn the overlay on as far as targets are recognised, and print the status. Returns 1 if a patch was left out or
-    the overlay can't be turned on, else 0. With --release, prints what differs on that torch instead, and returns 2 if
-    it isn't a supported release."""
+    """Print the status, with all that is recognised turned on; 1 if a patch was left out. With --release, print what
+    differs on that torch, and return 2 if it isn't supported."""
     import torch_overlay
 
     if arguments.release is not None:

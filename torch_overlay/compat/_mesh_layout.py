@@ -19,8 +19,7 @@ _FlatLayout.__module__ = "torch.distributed._mesh_layout"  # the name in files, 
 
 
 def install_safe_globals() -> set[Any]:
-    """Allow ``torch.load(weights_only=True)`` to make a flat layout. Returns the set of classes that were allowed
-    before, for `uninstall_safe_globals`."""
+    """Allow ``torch.load(weights_only=True)`` to make a flat layout. Returns the classes that were allowed before."""
     allowed = reader._marked_safe_globals_set
     reader._add_safe_globals([_FlatLayout])
     return allowed

@@ -18,11 +18,7 @@ _splits: weakref.WeakKeyDictionary[Any, MemberNames] = weakref.WeakKeyDictionary
 
 
 def _process_group_name(ranks: list[int], use_hashed_name: bool) -> distributed_c10d.GroupName:
-    """The name of a new group, as the version that goes upstream makes it, except for groups that are split from
-    another one.
-
-    Upstream a split counts by its parent.
-    """
+    """As upstream's, except that a group that is split from another one is counted by its parent there."""
     world = distributed_c10d._world.default_pg
     if use_hashed_name and world is not None and not making_for_mesh.get():
         return distributed_c10d.GroupName(_splits.setdefault(world, MemberNames("split")).next(ranks))
@@ -47,11 +43,8 @@ def _in_order(ranks: Iterable[int]) -> list[_OrderedRank]:
 
 
 def install_sort_ranks() -> tuple[Any, Any]:
-    """Before 2.12, let `new_group` take ``sort_ranks=False``, with which a group keeps the order of its ranks. Returns
-    our function and torch's, for `uninstall_sort_ranks`.
-
-    `new_group` is decorated, so its code can't be swapped. Modules that imported it before keep torch's.
-    """
+    """Before 2.12, let `new_group` take ``sort_ranks=False``, with which a group keeps the order of its ranks. It is
+    decorated, so its code can't be swapped: modules that imported it before keep torch's. Returns ours and torch's."""
     torchs = distributed_c10d.new_group
 
     def new_group(ranks: Any = None, *arguments: Any, sort_ranks: bool = True, **keywords: Any) -> Any:

@@ -27,8 +27,7 @@ merge_transform_infos = original(torch_redistribute, "_optimize_transform_infos"
 def _optimize_transform_infos(
     transform_infos: list[Any], device_mesh: DeviceMesh, src_placements: Any, dst_placements: Any
 ) -> list[Any]:
-    """Return the steps of a redistribution, as torch's function of this name does. Consecutive steps of one kind are
-    merged only if the merged collective gives the same shards and the mesh's ranks ascend."""
+    """As torch's, but consecutive steps of one kind are merged only if that gives the same shards and ranks ascend."""
     mesh, in_order = real_mesh(device_mesh), _in_rank_order(real_mesh(device_mesh))
     steps: list[Any] = []
     count = 0
@@ -60,8 +59,8 @@ def _kind(info: Any) -> tuple[Any, Any]:
 
 
 def _as_sum(step: Any, infos: list[Any]) -> Any:
-    """Return a step that was merged from averages and sums as a sum; any other step as it is. Torch leaves it an
-    average if only axes of one rank average."""
+    """Make a step that was merged from averages and sums a sum. Torch leaves it an average if only axes of one rank
+    average."""
     sources = {info.src_dst_placements[0] for info in infos}
     if len(sources) < 2 or not hasattr(step, "avg_scale"):
         return step
@@ -78,7 +77,6 @@ def _warn_of_uneven_cuts(mesh: DeviceMesh, infos: list[Any], source: Any, target
 
 
 def _in_rank_order(mesh: DeviceMesh) -> bool:
-    """True if the ranks of every copy of the mesh ascend, row-major. Torch sorts the ranks of groups, and only then has
-    the group of a flattened view the mesh's order."""
+    """True if the ranks of every copy of the mesh ascend: torch sorts those of the group of a flattened view."""
     view = view_of(mesh)
     return view.layout.collapse().check_sorted() and view.rank_map.ascends

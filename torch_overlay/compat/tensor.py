@@ -25,8 +25,8 @@ class _Redistribute:
         forward_dtype: torch.dtype | None = None,
         backward_dtype: torch.dtype | None = None,
     ) -> DTensor:
-        """Return the redistributed DTensor. Before 2.13, where the dtypes are separate arguments;
-        `distributed/tensor/_redistribute.py` has the body for later releases."""
+        """Before 2.13, where the dtypes are separate arguments; `distributed/tensor/_redistribute.py` has the later
+        body."""
         mesh = input._spec.mesh
         if bodies.has_other_groups(mesh, device_mesh):
             moved = cls.apply(input, mesh, placements, async_op, forward_dtype, backward_dtype)

@@ -29,8 +29,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Run the demo. Returns 0, or 1 if a process failed, 2 for wrong arguments, 130 if it was interrupted. Writes the
-    figures to the file of `--json`, if it is given."""
+    """Run the demo. Returns 0, or 1 if a process failed, 2 for wrong arguments, 130 if it was interrupted."""
     if options.json and not Path(options.json).absolute().parent.is_dir():
         print(f"demo: the folder of {options.json} must exist", file=sys.stderr)
         return 2

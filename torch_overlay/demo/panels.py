@@ -23,8 +23,8 @@ NO_GPU = "--device cuda needs a GPU, and torch finds none"
 
 
 def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
-    """Send 300 weights from a trainer's mesh to two servers, by hand and by a Transfer. Neither needs the overlay.
-    Returns the figures that `show_weights` prints. Raises as `World.ask`."""
+    """Measure sending 300 weights from a trainer's mesh to two servers, by hand and by a Transfer, without the
+    overlay."""
     screen.now("starting 6 processes, each with its own torch")
     ways = ("loop", "transfer")
     with World("weights", "WeightsRank", 6, overlay=False, device=device) as world:
@@ -105,8 +105,7 @@ def _only_changes(changes: Sequence[dict[str, int]]) -> str:
 
 
 def killed(screen: Screen, device: str = "cpu") -> dict[str, Any]:
-    """Kill a server between two runs of a trainer with two servers, and start it again. All are on the CPU, since ranks
-    of a place can't share a GPU. Returns the figures that `show_killed` prints. Raises as `World.ask`."""
+    """Kill and restart a server between two runs of a trainer, on the CPU: ranks of a place can't share a GPU."""
     screen.now("starting a trainer and two servers")
     with socket.socket() as listens:
         listens.bind(("127.0.0.1", 0))
@@ -153,8 +152,7 @@ def show_killed(figures: dict[str, Any], width: int) -> list[str]:
 
 
 def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
-    """Let ranks build different meshes, on stock, under the overlay and with check_mesh, and see what they say. Returns
-    the figures that `show_meshes` prints. Raises as `World.ask`."""
+    """Let ranks build different meshes, on stock, under the overlay and with check_mesh, and see what they say."""
     screen.now("starting 3 x 4 processes that build different meshes")
     with (
         World("stock", "MeshRank", 4, overlay=False, device=device) as stock,
@@ -215,8 +213,7 @@ def show_meshes(figures: dict[str, Any], width: int) -> list[str]:
 
 
 def gathers(screen: Screen, device: str = "cpu") -> dict[str, Any]:
-    """Gather vectors of each length that are cut over a mesh with a flattened view. Returns the results, by side and
-    length. Raises as `World.ask`."""
+    """Gather vectors of each length that are cut over a mesh with a flattened view; the results, by side and length."""
     gathered: dict[str, Any] = {}
     for name, on in {"stock": False, "overlay": True}.items():
         screen.now(f"{name}: gathering vectors of 1 to {LONGEST} elements")
@@ -269,8 +266,7 @@ def _headed(title: str, text: str, width: int) -> list[str]:
 def compared(
     heads: tuple[str, str], rows: Sequence[tuple[str, float | None, float | None, int]], indent: str = ""
 ) -> list[str]:
-    """A table that compares two ways: a figure of each, and how many times better the second is. A row
-    with None isn't printed.
+    """A table of two ways, and how many times better the second is. A row with None isn't printed.
 
     >>> print(*compared(("loop", "Transfer"), [("calls", 900, 1, 0), ("bytes", None, None, 0)]), sep="\\n")
            loop  Transfer  better

@@ -55,8 +55,7 @@ class Rank:
         self.store: dist.TCPStore | None = None
 
     def _use_gpus(self) -> str:
-        """Choose this rank's GPU, also as the device of new tensors. NCCL, which needs a GPU for each rank, or else
-        gloo."""
+        """Choose this rank's GPU. Returns NCCL, which needs a GPU for each rank, or else gloo."""
         count = torch.cuda.device_count()
         if not count:
             raise RuntimeError(NO_GPU)
@@ -124,8 +123,7 @@ class WeightsRank(Rank):
         return planned
 
     def train(self) -> None:
-        """Count a new step and set the trainer's weights. The values differ for each element, weight and step, so a
-        mix-up would be seen."""
+        """Count a step, and set weights that differ for each element, weight and step, so a mix-up would be seen."""
         self.step, self.late = self.step + 1, 0.0
         self._set()
 
@@ -158,14 +156,12 @@ class WeightsRank(Rank):
         self.sync.run()
 
     def changed(self) -> tuple[int, int, int]:
-        """Send what changed since the last call. Returns the bytes and elements that this rank sent, and of how many
-        elements."""
+        """Send what changed. Returns the bytes and elements that this rank sent, and of how many elements."""
         self.changes.run()
         return self.changes.sent_bytes, *self.changes.changed
 
     def time(self, way: str) -> tuple[float, int | None]:
-        """Send the weights in one way. Returns the seconds, and the bytes that this rank wrote to files and sockets
-        meanwhile; None if the kernel doesn't count them."""
+        """Send the weights in one way. Returns the seconds, and the bytes that this rank wrote, None if not counted."""
         # What the kernel counts, and not what either way says of itself.
         before = written()
         seconds = timed(getattr(self, way))
@@ -249,8 +245,7 @@ class GatherRank(Rank):
     """Cuts vectors of many lengths over both axes of a mesh with a flattened view, and gathers them."""
 
     def gather(self, longest: int) -> dict[int, list[int] | str]:
-        """Cut and gather a vector of each length from 1 to `longest`. Returns what this rank gathered, or the error, by
-        length."""
+        """By length from 1 to `longest`, what this rank has of a vector that was cut and gathered, or the error."""
         mesh = init_device_mesh(self.device, (2, 2), mesh_dim_names=("dp", "tp"))
         mesh._flatten("dp_tp")  # with this view stock merges two gathers to one, and that is wrong for uneven shards
         return {length: self._gathered(mesh, length) for length in range(1, longest + 1)}

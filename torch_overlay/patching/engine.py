@@ -73,8 +73,7 @@ class SwapCode(SetAttribute):
             setattr(self.old, field, value)
 
     def foreign(self) -> str | None:
-        """Describe what somebody else put over ours, other code or another function of this name; None if ours or the
-        original is there."""
+        """Describe code or a function that somebody else put over ours; None if ours or the original is there."""
         now = self.old.__code__
         if now in (self.ours["__code__"], self.theirs["__code__"]):
             return super().foreign()  # the code is ours; is the function still bound to its name?
@@ -116,11 +115,8 @@ def import_body(patch: Patch) -> None:
 
 
 def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch, Change], dict[Patch, str]]:
-    """Resolve and check every row whose module is imported. Nothing is set. The rows' bodies must be imported, see
-    `import_body`.
-
-    Returns the change of each row that may be applied, and for each other row what is there instead of its target.
-    """
+    """Resolve and check every row whose module and body are imported; sets nothing. Returns the change of each row that
+    may be applied, and for each other row what is there instead of its target."""
     changes: dict[Patch, Change] = {}
     refused: dict[Patch, str] = {}
     seen: set[str] = set()
@@ -138,10 +134,8 @@ def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch,
 
 
 def fallen(patches: Iterable[Patch], refused: dict[Patch, str]) -> dict[Patch, str]:
-    """The rows that can't be applied since another row of their unit is refused, each with the reason.
-
-    Half of a unit would be worse than none: a mesh with our `__init__` and torch's `__getitem__`, say.
-    """
+    """The rows of whose unit another row is refused, each with the reason. Half of a unit would be worse than none: a
+    mesh with our `__init__` and torch's `__getitem__`, say."""
     first = {patch.unit: patch for patch in reversed(refused) if patch.unit}
     return {
         patch: f"it makes sense only with {first[patch.unit].target}, which is left out"
@@ -178,8 +172,8 @@ def _resolve(patch: Patch, recognise: Recognise) -> Change | str:
 
 
 def _target(patch: Patch) -> tuple[Any, str, Any]:
-    """Return (owner, name, raw value) of a row's target, whose module must be imported. The owner is None if the module
-    has no such class. For a hook on a whole module the owner is the module, without a name."""
+    """Return (owner, name, raw value) of a row's target in an imported module: owner None without its class, and the
+    module itself, without a name, for a hook."""
     if not patch.qualname:
         return sys.modules[patch.module], "", ABSENT
     try:
@@ -196,8 +190,7 @@ def _shape(value: Any) -> type:
 
 
 def apply(changes: Iterable[Change]) -> None:
-    """Set all. If one can't be set, take back those that were set, and raise. An interrupt, or another error that is no
-    Exception, is passed on after that."""
+    """Set all. If one can't be set, or an interrupt comes, take back those that were set, and raise."""
     done: list[Change] = []
     try:
         for change in changes:
@@ -214,11 +207,8 @@ def apply(changes: Iterable[Change]) -> None:
 
 
 def check_ours(changes: Iterable[Change]) -> None:
-    """Check that nobody patched a target after us.
-
-    Their patch may call ours. And if they later restore what was there before them (a mode does, and a test's mock),
-    our body would be back. So nothing is taken away before they have undone theirs.
-    """
+    """Check that nobody patched a target after us. Their patch may call ours, and would put our body back if they later
+    restore what was there (a mode does, and a test's mock)."""
     foreign = [other for other in (change.foreign() for change in changes) if other]
     if foreign:
         raise ForeignPatch(

@@ -34,8 +34,7 @@ class AfterImport:
         self._searching: set[tuple[int, str]] = set()
 
     def install(self) -> None:
-        """Begin to watch: put this finder in front of ``sys.meta_path``. Modules that are imported already don't
-        count."""
+        """Put this finder in front of ``sys.meta_path``. Modules that are imported already don't count."""
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
 
     def remove(self) -> None:
@@ -45,8 +44,7 @@ class AfterImport:
         self.wanted.clear()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of the other finders, with a loader that reports to us. None for modules that nobody waits for, and
-        if no finder has the module."""
+        """The spec of the other finders, with a loader that reports to us, for modules that somebody waits for."""
         # Another AfterImport asks us while we ask it. The one that is asked during its own search returns None.
         search = (_thread.get_ident(), name)
         if name not in self._watched or search in self._searching:
@@ -69,8 +67,7 @@ class AfterImport:
         self._running.add(name)
 
     def finished(self, name: str) -> None:
-        """Note that a module was executed, and call back for those that are ready now. What the callback raises is
-        passed on."""
+        """Note that a module was executed, and call back for those that are ready; passes errors on."""
         self._running.discard(name)
         if name in self.wanted:
             self._done.append(name)
@@ -96,8 +93,7 @@ class _TellingLoader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        """Give the module its own loader back, and run it, telling the finder before and after. An error of the module
-        is passed on, and the finder isn't told of an end then."""
+        """Give the module its own loader back, and run it, telling the finder before, and after if it didn't raise."""
         # From here on the module has the loader that it would have without us.
         name = module.__spec__.name
         module.__spec__.loader = module.__loader__ = self._loader

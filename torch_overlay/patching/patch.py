@@ -82,8 +82,7 @@ class Patch:
 
     @property
     def is_swap(self) -> bool:
-        """True if a function stays the same object and gets other code, so that ``from module import name`` that ran
-        before the patch calls the new code, too."""
+        """True if a function gets other code and stays the same object, for those who imported it before, too."""
         return self.kind is Kind.REPLACE and not self.owner
 
     @property
@@ -116,18 +115,14 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()
 
 
 def raw(owner: Any, name: str) -> Any:
-    """The attribute as `owner` itself stores it, without calling descriptors or looking at base classes. ABSENT if it
-    stores none.
-
-    getattr would give a bound method for a class method, and a base class's attribute as the class's own; setting these
-    back would change the class.
-    """
+    """The attribute as `owner` itself stores it, ABSENT if it doesn't. getattr would give a bound method for a class
+    method, and a base class's attribute as the class's own; setting these back would change the class."""
     return vars(owner).get(name, ABSENT)
 
 
 def look_up(path: str) -> tuple[Any, str, Any]:
-    """Import the module of ``module:Class.name`` and return (owner, name, raw value). The value is ABSENT if the owner
-    has no such attribute of its own. An error of the import is passed on."""
+    """Import the module of ``module:Class.name``, and return (owner, name, raw value), ABSENT if not the owner's
+    own."""
     module, _, qualname = path.partition(":")
     *classes, name = qualname.split(".")
     owner: Any = importlib.import_module(module)

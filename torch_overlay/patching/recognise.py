@@ -53,8 +53,7 @@ class Source:
 
     @functools.cached_property
     def code(self) -> types.CodeType | None:
-        """What the module's loader would run, from the bytecode cache where there is one. None if there is no source,
-        or if this Python can't compile it."""
+        """What the module's loader would run; None without a source, or if this Python can't compile it."""
         if self.text is None or self.path is None:
             return None
         try:
@@ -70,8 +69,7 @@ class Source:
         return hashlib.sha256("\n".join(map(dump, nodes)).encode()).hexdigest()[:32]
 
     def codes(self, qualname: str) -> list[types.CodeType]:
-        """The compiled functions of this name in the file; none if there is no such function or no source. A property
-        or an overloaded function has several."""
+        """The compiled functions of this name in the file: several of a property or an overloaded function."""
         found = [] if self.code is None else [self.code]
         for name in qualname.split("."):
             found = [c for code in found for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name]
@@ -79,8 +77,8 @@ class Source:
 
 
 def source_of(name: str) -> Source:
-    """Return the source of a module. If it isn't imported, it is looked up on disk, and nothing is imported. A module
-    that isn't found, or has no file, gives a `Source` without a path, whose `text` is None."""
+    """Return the source of a module, imported or not; it isn't imported here. Its `text` is None if there is no
+    file."""
     if name in sys.modules:
         return Source(name, getattr(sys.modules[name], "__file__", None))
     parent, _, _ = name.rpartition(".")
@@ -108,8 +106,7 @@ def _spec_path(name: str) -> Any:
 
 
 def definitions(tree: ast.AST, qualname: str) -> Iterator[ast.AST]:
-    """The functions, classes and assignments that bind this name, also inside ``if`` and ``try``. Nothing if there are
-    none."""
+    """The functions, classes and assignments that bind this name, also inside ``if`` and ``try``."""
     first, _, rest = qualname.partition(".")
     for node in _statements(tree):
         if isinstance(node, DEFINITIONS):
@@ -153,9 +150,9 @@ def dump(node: Any) -> str:
 def stranger(source: Source, qualname: str, value: Any) -> str | None:
     """Describe a live value that isn't what its module's file defines; None if it is.
 
-    Functions are compared by their code, inside the wrappers that decorators of the standard library or of the module's
-    own package put around them. A callable without Python code, such as a builtin, is a stranger. Any other value
-    passes, a class or a constant say, since nothing tells it from another one.
+    Functions are compared by their code, inside wrappers of the standard library or of the module's own package. A
+    callable without Python code is a stranger. Any other value passes, a class or a constant say: nothing tells it
+    apart.
     """
     expected = source.codes(qualname)
     home = _package_folder(source.name)
@@ -167,15 +164,14 @@ def stranger(source: Source, qualname: str, value: Any) -> str | None:
 
 
 def _package_folder(name: str) -> str:
-    """The first folder of the top-level package that this module is in; "/nowhere" if that isn't imported or is no
-    package."""
+    """The first folder of the module's top-level package; "/nowhere" if there is none."""
     package = sys.modules.get(name.partition(".")[0])
     return next(iter(getattr(package, "__path__", None) or ["/nowhere"]))
 
 
 def _functions(value: Any, home: str) -> Iterator[Any]:
-    """The innermost functions of a raw attribute: of a property those of its accessors, none of a class or a value that
-    isn't callable. Wrappers from elsewhere than the package and the standard library count as the function."""
+    """The innermost functions of a raw attribute: a property's accessors, none of a class. Wrappers from elsewhere than
+    the package and the standard library count as the function."""
     if isinstance(value, (staticmethod, classmethod)):
         yield from _functions(value.__func__, home)
     elif isinstance(value, property):

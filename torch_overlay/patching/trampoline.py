@@ -19,12 +19,8 @@ _PASSED_ON = ("{0}", "{0}", "*{0}", "{0}={0}", "**{0}")
 
 @functools.lru_cache(maxsize=128)  # the same for every enable(), since compilers remember code by its identity
 def trampoline(body: types.FunctionType, path: str, kind: int = 0) -> types.CodeType:
-    """Return code with the parameters of the body that calls the body. Cached.
-
-    The body is looked up at each call. The code has the body's file and line, so dynamo, which decides by file, treats
-    it as the body, and `inspect.getsource` returns the body's text. Defaults aren't part of code: they belong to the
-    function.
-    """
+    """Return code with the parameters of the body that looks up the body at each call. Cached. It has the body's file
+    and line, so dynamo, which decides by file, treats it as the body. Defaults belong to functions, not to code."""
     module, _, name = path.partition(":")
     returns = _RETURNS.get(kind & _KINDS)
     if returns is None or not name.isidentifier():
@@ -43,8 +39,7 @@ def trampoline(body: types.FunctionType, path: str, kind: int = 0) -> types.Code
 
 
 def swap_code(function: Any, body: Any) -> types.CodeType:
-    """Let a function run a body, whatever name the function is called by. The function keeps its own defaults. Returns
-    its former code; set it as `__code__` to undo this."""
+    """Let a function run a body, with its own defaults. Returns its former code; set it as `__code__` to undo this."""
     former: types.CodeType = function.__code__
     function.__code__ = trampoline(body, f"{body.__module__}:{body.__name__}")
     return former

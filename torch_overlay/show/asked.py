@@ -141,8 +141,7 @@ def _redistribution(
 
 
 def _regions(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> typed.RegionsOrReason:
-    """The regions of both specs, and the reason if this is left to torch's own steps; (None, None, the reason) if there
-    are none."""
+    """The regions of both specs, and why torch's own steps run, if so; None if there are none."""
     shape, sizes = tuple(source.shape), tuple(mesh.shape)
     try:
         before, after = (
@@ -243,8 +242,7 @@ def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: 
 
 
 def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
-    """What the ranks of a mesh send to one another for these changes, if they run together: bytes are those of all
-    slices of the mesh along the axes that move, which run at the same time."""
+    """What ranks send for these changes together, in all slices of the mesh along the axes that move."""
     axes = sorted(frozenset().union(*[change.axes for change in changes]))
     others = [range(1) if axis in axes else range(size) for axis, size in enumerate(mesh.shape)]
     flow = NOTHING

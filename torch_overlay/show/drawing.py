@@ -46,8 +46,8 @@ class Axis:
         return {rank: number for number, group in enumerate(self.groups) for rank in group}
 
     def reach(self, gpus_per_host: int) -> str:
-        """Says whether collectives along this axis stay inside a host, which decides how fast they are. "no
-        communication" for groups of one rank."""
+        """Say whether this axis stays inside a host, which decides how fast it is; "no communication" in groups of
+        one."""
         hosts = max(len({rank // gpus_per_host for rank in group}) for group in self.groups)
         return "no communication" if self.size == 1 else "inside a host" if hosts == 1 else f"over {hosts} hosts"
 
@@ -67,14 +67,12 @@ class MeshMap:
 
     @staticmethod
     def of(names: Sequence[str], sizes: Sequence[int], ranks: Sequence[int]) -> MeshMap:
-        """Make the map of a mesh, from its ranks in row-major order over the axes. There must be a name, and a size,
-        for each axis."""
+        """The map of a mesh, from its ranks in row-major order over the axes."""
         axes = [Axis(name, _groups(axis, sizes, ranks), name) for axis, name in enumerate(names)]
         return MeshMap(sized(names, sizes), tuple(ranks), tuple(axes))
 
     def drawn_axes(self) -> tuple[Axis, ...]:
-        """The axes that are worth drawing: those with several groups of several ranks. If there are none, those with
-        several ranks in a group, else all."""
+        """The axes with several groups of several ranks; else those with several ranks in a group, else all."""
         large = tuple(axis for axis in self.axes if axis.size > 1)
         return tuple(axis for axis in large if len(axis.groups) > 1) or large or self.axes
 
@@ -155,8 +153,7 @@ class Drawing(screen.Shown):
 
     @staticmethod
     def of(mesh: DeviceMesh | ParallelMeshes | MeshMap, gpus_per_host: int = 8) -> Drawing:
-        """Return the drawing of a mesh, or of all meshes of a run. Axes of a run with the same groups are drawn as
-        one."""
+        """Return the drawing of a mesh, or of all meshes of a run; axes with the same groups are drawn as one."""
         if isinstance(mesh, ParallelMeshes):
             mesh = of_degrees(mesh.degrees)
         elif not isinstance(mesh, MeshMap):

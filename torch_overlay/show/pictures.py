@@ -45,8 +45,7 @@ def group_color(number: int) -> tuple[float, float, float]:
 
 @contextmanager
 def figure(path: str, **arguments: Any) -> Iterator[Any]:
-    """An empty figure in our style. It is written to the file at the end, unless the block raises; the ending of `path`
-    chooses the format. It needs no display, and leaves pyplot and its backend alone."""
+    """An empty figure, written to `path` unless the block raises. It needs no display, and leaves pyplot alone."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -94,10 +93,7 @@ def coordinates(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def traffic(step: Collective) -> list[list[int]]:
-    """The elements that each position of the mesh (row-major) sends to each other one, without padding.
-
-    An all-reduce may be done in several ways. It is drawn as a reduce-scatter and an all-gather of equal parts.
-    """
+    """The elements that each position sends to each other one; an all-reduce as a reduce-scatter and an all-gather."""
     all_coordinates = coordinates(step.before.sizes)
     positions = {coordinate: position for position, coordinate in enumerate(all_coordinates)}
     sent = [[0] * len(positions) for _ in positions]
@@ -125,8 +121,7 @@ def _parts(step: Collective, coordinate: tuple[int, ...]) -> list[tuple[int, int
 
 
 def holders(regions: Side) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
-    """For each box that some position of the mesh (row-major) holds, as (start, length), the positions that hold it.
-    Boxes without elements are left out."""
+    """By box that holds elements, as (start, length), the positions of the mesh (row-major) that hold it."""
     positions_of: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for position, coordinate in enumerate(coordinates(regions.sizes)):
         for box in regions.boxes(coordinate) if isinstance(regions, Several) else [regions.box(coordinate)]:
@@ -173,8 +168,7 @@ def draw_flow(
     path: str,
     hosts: Mapping[int, str] = MappingProxyType({}),
 ) -> None:
-    """Draw a matrix of who sends how much to whom, to a file, under the first of `lines`. A rank that sends nothing has
-    no row, and one that gets nothing no column. Dark lines part the hosts, if there are several."""
+    """Draw a matrix of who sends how much to whom, under the first of `lines`; dark lines part the hosts."""
     _check_count(len(ranks))
     moved = [pair for pair, size in sent.items() if size] or [*itertools.product(ranks, ranks)]
     senders, receivers = (sorted({pair[side] for pair in moved}) for side in (0, 1))
@@ -355,8 +349,7 @@ def _totals(axes: Axes, sent: list[int], got: list[int], numbered: bool) -> None
 
 
 def _rule(axes: Axes, rows: int, columns: int) -> None:
-    """Draw white lines between the cells of a matrix. Above 32 cells the lines would cover them: draw a frame around
-    the matrix instead."""
+    """Draw white lines between the cells of a matrix; a frame above 32 cells, which lines would cover."""
     axes.tick_params(length=0)
     if few := max(rows, columns) <= 32:
         axes.set_xticks([i - 0.5 for i in range(columns)], minor=True)

@@ -32,8 +32,7 @@ from .words import counted
 
 
 def explained(question: Redistribution, source: DTensorSpec, target: DTensorSpec, flattened: JointAxes) -> Explanation:
-    """Plan the redistribution, and explain the plan beside what stock does with these `flattened` axes. What can't be
-    planned gives an explanation without steps, whose note says why."""
+    """Explain the plan beside what stock does with these `flattened` axes; without a plan, the note says why."""
     try:
         by_stock = stock.totals(source, target, flattened)
     except Exception:  # of any kind: torch refuses it, or has another planner on this release

@@ -88,8 +88,7 @@ class Redistribution:
 
 
 def groups_at_hand(flatten: str, sizes: tuple[int, ...], flattened: list[tuple[int, ...]]) -> JointAxes:
-    """The sets of several axes for which a new mesh has a group, under this value of the option `flatten`. Single axes,
-    which always have one, aren't listed."""
+    """The sets of several axes for which a new mesh has a group, under this value of the option `flatten`."""
     joint = {tuple(sorted(axes)) for axes in flattened}
     # Axes of one rank move nothing, so a plan never asks for a group that has them.
     if flatten == "whole":

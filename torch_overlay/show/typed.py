@@ -95,8 +95,7 @@ def regions(placements: Sequence[Placement], shape: tuple[int, ...], sizes: tupl
 def regions_of_ends(
     ends: Sequence[Sequence[Placement]], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> RegionsOrReason:
-    """Return the regions before and after, for the placements of both ends, and "". If the planner has none for these
-    placements, return (None, None, the reason)."""
+    """Return the regions before and after, and ""; (None, None, the reason) if the planner has none."""
     try:
         before, after = (regions(end, shape, sizes) for end in ends)
     except NotPlanned as reason:

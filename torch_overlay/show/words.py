@@ -11,7 +11,7 @@ _KEPT = "\N{NO-BREAK SPACE}"  # textwrap breaks no line there
 
 
 def amount(count: int) -> str:
-    """A number of bytes. It is exact up to 9999 and for multiples of a power of 1024, else rounded to two digits.
+    """A number of bytes, exact up to 9999 and for multiples of a power of 1024, else rounded to two digits.
 
     >>> amount(192), amount(16 * 2**20), amount(768 * 2**10), amount(25_000_000)
     ('192 B', '16 MiB', '768 KiB', '24 MiB')
@@ -86,8 +86,7 @@ def sized(names: Iterable[str], sizes: Iterable[int]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Rows as lines, in columns two blanks apart. The columns in `right` are aligned to the right. All rows must have
-    the same number of cells.
+    """Rows as lines, in columns two blanks apart, those in `right` aligned to the right.
 
     >>> print(*aligned([("axis", "size"), ("data", "16"), ("tp", "8")], right=[1]), sep="\\n")
     axis  size
@@ -105,11 +104,8 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 def folded(
     rows: Sequence[Sequence[str]], width: int, folds: Mapping[int, str], right: Collection[int] = ()
 ) -> list[list[str]]:
-    """As `aligned`, but a row may take several lines. Returns a list of lines for each row.
-
-    If the columns together are too wide, those in `folds` become narrower. Their cells are cut after the separator that
-    `folds` gives for the column, and continue on the next line. Lines are still too long where no part of a cell can be
-    cut.
+    """As `aligned`, but a row is a list of lines: cells of the columns in `folds` are cut after the separator that it
+    gives if the columns together are too wide.
 
     >>> for lines in folded([("axis", "ranks"), ("a = b = c", "0, 1")], 12, {0: " = "}):
     ...     print(*lines, sep="\\n")
@@ -153,8 +149,7 @@ def _folded(cell: str, limit: int, separator: str | None) -> list[str]:
 
 
 def fitted(line: str, width: int) -> list[str]:
-    """A line, broken if it is too long. The lines after the first are indented by two more blanks. A word that is too
-    long isn't broken.
+    """A line, broken if it is too long, with two more blanks before the next lines.
 
     >>> fitted("  options: share_groups", 16)
     ['  options:', '    share_groups']
@@ -166,8 +161,7 @@ def fitted(line: str, width: int) -> list[str]:
 
 
 def wrapped(text: str, indent: str = "", width: int = 80, then: str | None = None) -> list[str]:
-    """Break a text into lines, but never inside brackets, where code stands. A word that is too long isn't broken. An
-    empty text has no lines.
+    """Break a text into lines, but never inside brackets, where code stands.
 
     >>> wrapped('1 collective with mesh["dp", "tp"]', "  ", width=20)
     ['  1 collective with', '  mesh["dp", "tp"]']

@@ -20,8 +20,7 @@ class _UnderOverlay:
 
     @classmethod
     def overlay(cls) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which a rank works. It raises AssertionError at its end if torch isn't as it was
-        before."""
+        """Return the context of a rank's work: AssertionError at its end if torch isn't as before."""
         return left_as_found(**cls.overlay_options)
 
 

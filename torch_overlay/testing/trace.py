@@ -76,10 +76,7 @@ def _same_objects(before: object, now: object) -> bool:
 
 
 def _not_from_source(patch: Patch, now: object) -> str | None:
-    """Describe an object that isn't what torch's source has there; None if it is.
-
-    For targets that weren't recorded, since their module was imported only under the overlay.
-    """
+    """Describe an object that isn't what torch's source has there, for targets of modules that were imported since."""
     if patch.kind is Kind.ADD:
         return None if now is ABSENT else _described(now)
     value = now[0] if isinstance(now, tuple) else now

@@ -68,8 +68,8 @@ class _DTensor:
 
 
 def fsdp2_chunk(tensor: DTensor) -> ChunkStorageMetadata | None:
-    """Return the chunk that this rank holds of a chunk of a chunk, if its local tensor has that shape, and not the one
-    that torch reads from the placements. None for all others."""
+    """Return the chunk of a chunk that this rank holds, if the local tensor has its shape, and not the one that torch
+    reads."""
     placements, mesh, local = tensor.placements, tensor.device_mesh, tensor._local_tensor
     kinds = tuple(map(type, placements))
     if _StridedShard not in kinds or not {*kinds} <= {Replicate, Shard, _StridedShard}:
@@ -94,8 +94,7 @@ def fsdp2_chunk(tensor: DTensor) -> ChunkStorageMetadata | None:
 
 @lru_cache(maxsize=1024)  # the kinds are a part of the key: a subclass of Shard may compare equal to it
 def _told_apart(placements: Any, kinds: Any, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Regions | None:
-    """Return the regions of a chunk of a chunk, if torch reads other ones from the placements, and if each rank can
-    tell by the shape of its local tensor which of them it has."""
+    """Return the regions of a chunk of a chunk, if torch reads others, and local shapes tell each rank which it has."""
     try:
         cuts = read_cuts(placements, None, len(shape), tuple(sizes))
     except NotPlanned:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 def install_cross_mesh() -> Any:
-    """Replace `DTensor.redistribute` by a method that also goes to another mesh. Returns the one that was there, for
-    `uninstall_cross_mesh`."""
+    """Replace `DTensor.redistribute` by a method that also goes to another mesh. Returns torch's."""
     one_mesh = vars(DTensor)["redistribute"]
 
     @functools.wraps(one_mesh)

@@ -45,8 +45,7 @@ class Replaced(NamedTuple):
 
 
 def install_whole_norms() -> list[Replaced]:
-    """Replace torch's rules for norms, of which 2.14 has another kind, and empty DTensor's caches of what the rules
-    said."""
+    """Replace torch's rules for norms, of another kind from 2.14 on, and empty DTensor's caches of what they said."""
     from torch.distributed.tensor._api import DTensor
 
     propagator = DTensor._op_dispatcher.sharding_propagator
@@ -82,8 +81,7 @@ def _filtered(info: Any) -> Any:
     torchs = info.full_mesh_strategy_filter
 
     def leaves_none_empty(mesh: Any, schema: Any, inputs: Sequence[DTensorSpec], outputs: Any) -> bool:
-        """True if torch's filter allows a sharding, and no rank would have an empty shard of a dim that the norm
-        reduces."""
+        """True if torch's filter allows a sharding, and no rank would have an empty shard of a reduced dim."""
         if torchs is not None and not torchs(mesh, schema, inputs, outputs):
             return False
         if not _has_no_value_of_nothing(schema):
@@ -130,8 +128,7 @@ def _as_whole(schema: Any) -> Any:
 
 
 def _whole_spec(spec: DTensorSpec, schema: Any) -> DTensorSpec:
-    """Return a spec that replicates where `spec` leaves a rank with an empty shard of a reduced dim; else `spec`
-    itself."""
+    """Return a spec that replicates where `spec` leaves a rank with an empty shard of a reduced dim; else `spec`."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor.placement_types import Replicate
 
@@ -144,8 +141,8 @@ def _whole_spec(spec: DTensorSpec, schema: Any) -> DTensorSpec:
 
 
 def leaves_some_empty(spec: DTensorSpec, dim: int, length: Any) -> bool:
-    """True if some rank may have an empty shard along a dim of this length, while others have elements. With a symbolic
-    length, strided shards or another order of axes it is True unless the dim is known to be cut evenly."""
+    """True if some rank may have an empty shard along a dim of this length while others have elements. What isn't known
+    (a symbolic length, strided shards, another order of axes) counts unless the cut is even."""
     from torch.distributed.tensor.placement_types import Shard
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -167,8 +164,7 @@ def leaves_some_empty(spec: DTensorSpec, dim: int, length: Any) -> bool:
 
 
 def _chunks(length: int, size: int) -> set[int]:
-    """Return the lengths of the chunks into which `torch.chunk` cuts a dim for `size` ranks, 0 among them if some rank
-    gets none."""
+    """Return the lengths of the chunks of `torch.chunk` for `size` ranks, 0 among them if some rank gets none."""
     if not length:
         return {0}
     full = -(-length // size)

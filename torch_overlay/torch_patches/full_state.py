@@ -46,8 +46,7 @@ cut_rest = original(_state_dict_utils, "_distribute_tensors")
 
 
 def install_gather() -> Any:
-    """Replace the code of torch's `_gather_state_dict` by `gather_state_dict`, so that modules which have imported the
-    function get it, too. Returns the code that was there, for `uninstall_gather`."""
+    """Swap the code of torch's `_gather_state_dict`, also for modules that imported it. Returns torch's code."""
     return swap_code(_state_dict_utils._gather_state_dict, gather_state_dict)
 
 
@@ -57,8 +56,7 @@ def uninstall_gather(code: Any) -> None:
 
 
 def install_scatter() -> Any:
-    """Replace the code of torch's `_distribute_state_dict` by `scatter_state_dict`. Returns the code that was there,
-    for `uninstall_scatter`."""
+    """Swap the code of torch's `_distribute_state_dict`. Returns torch's code."""
     return swap_code(_state_dict_utils._distribute_state_dict, scatter_state_dict)
 
 
@@ -68,8 +66,7 @@ def uninstall_scatter(code: Any) -> None:
 
 
 def install_cut() -> Any:
-    """Replace the code of torch's `_distribute_tensors` by `cut_tensors`. Returns the code that was there, for
-    `uninstall_cut`."""
+    """Swap the code of torch's `_distribute_tensors`. Returns torch's code."""
     return swap_code(_state_dict_utils._distribute_tensors, cut_tensors)
 
 
@@ -81,11 +78,8 @@ def uninstall_cut(code: Any) -> None:
 def scatter_state_dict(
     full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], device: torch.device, pg: Any = None
 ) -> None:
-    """Do what torch's `_distribute_state_dict` does: write this rank's parts of whole tensors, which all ranks give,
-    into `local_state_dict`. Collective.
-
-    Strided shards that don't divide evenly are cut here. All others go to torch's function.
-    """
+    """As torch's `_distribute_state_dict`: write this rank's parts of whole tensors, which all ranks give, into
+    `local_state_dict`; strided shards that don't divide evenly are cut here. Collective."""
     rest, meshes = {}, Meshes()
     for key, value in full_state_dict.items():
         tensor: Any = local_state_dict.get(key)
@@ -102,12 +96,8 @@ def scatter_state_dict(
 
 
 def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch.device, pg: Any = None) -> None:
-    """Do what torch's `_distribute_tensors` does: in `local_state_dict`, where each value under `keys` is a pair of a
-    local tensor and the whole one, replace the pair by the local tensor with this rank's part of the whole one in it.
-
-    Strided shards that don't divide evenly, or of which a rank holds several boxes, are cut here. All others go to
-    torch's function.
-    """
+    """As torch's `_distribute_tensors`: replace each pair of a local tensor and the whole one by the local tensor with
+    this rank's part in it. Strided shards that are uneven, or several boxes on a rank, are cut here."""
     meshes = Meshes()
     for key in keys:
         pair: Any = local_state_dict.get(key)
@@ -126,8 +116,7 @@ def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch
 
 
 def _part_of(tensor: Any, whole: Any, meshes: Meshes) -> torch.Tensor | None:
-    """Return this rank's part of a whole tensor, of a strided shard that torch would cut in another way. None for all
-    others."""
+    """Return this rank's part of a whole tensor, of a strided shard that torch would cut in another way; else None."""
     held = _uneven_regions(tensor, whole, meshes)
     if held is None:
         return _boxes_of(tensor, whole)
@@ -138,8 +127,8 @@ def _part_of(tensor: Any, whole: Any, meshes: Meshes) -> torch.Tensor | None:
 
 
 def _boxes_of(tensor: Any, whole: Any) -> torch.Tensor | None:
-    """Return this rank's part of a whole tensor, if it is several boxes by `strided_cuts`: torch scatters such shards
-    only if they are even. None for all others."""
+    """Return this rank's part if it is several boxes by `strided_cuts`: torch scatters such shards only if they are
+    even."""
     if not isinstance(tensor, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != tensor.shape:
         return None
     cuts, coordinate = strided_cuts(tensor._spec, "a tensor to load"), tensor.device_mesh.get_coordinate()
@@ -162,11 +151,8 @@ def _uneven_regions(tensor: Any, whole: Any, meshes: Meshes) -> Regions | None:
 
 
 def gather_state_dict(state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Do what torch's `_gather_state_dict` does, with the same results on the same ranks. Collective.
-
-    DTensors that can move together are gathered in exchanges, and those of which a rank holds several boxes one by one.
-    Then torch's function does what is left. Errors are also those of `change_together`.
-    """
+    """As torch's `_gather_state_dict`, with the same results on the same ranks. Collective. DTensors that can move
+    together are gathered in exchanges, those of several boxes one by one, and torch's function does what is left."""
     offloads = bool(options.get("cpu_offload"))
     # With another group than the default one, the ranks of a mesh may each give another one, and would not agree.
     agreed = options.get("pg") in (None, dist.group.WORLD)
@@ -194,8 +180,8 @@ def _dtensors(tree: Any) -> Iterator[DTensor]:
 
 
 def _with_wholes(tree: Any, numbers: Iterator[int], wholes: dict[int, torch.Tensor]) -> Any:
-    """Copy the dicts, lists and tuples of a state dict; tensors aren't copied. Each DTensor takes the next of
-    `numbers`. It is replaced by `wholes[number]` if that is there, and else stays."""
+    """Copy a state dict without its tensors; each DTensor takes the next number, and `wholes[number]` if that is
+    there."""
     if isinstance(tree, DTensor):
         return wholes.get(next(numbers), tree)
     if isinstance(tree, dict):
@@ -210,11 +196,8 @@ Batch = list[tuple[int, DTensor, Change]]
 
 
 def _batches(tensors: Sequence[DTensor], offloads: bool) -> Iterator[Batch]:
-    """Yield lists of tensors of one mesh that are gathered together: those that move along the same axes. If they are
-    offloaded, a list has at most WHOLE bytes of whole tensors, or one tensor.
-
-    Only the ranks along these axes have to give the same tensors.
-    """
+    """Yield lists of tensors of one mesh that move along the same axes, whose ranks give the same ones. If they are
+    offloaded, a list has at most WHOLE bytes of whole tensors, or one tensor."""
     by_axes: dict[tuple[DeviceMesh, frozenset[int]], Batch] = {}
     for number, tensor in enumerate(tensors):
         change = _change_of(tensor)
@@ -235,8 +218,8 @@ def _batches(tensors: Sequence[DTensor], offloads: bool) -> Iterator[Batch]:
 
 
 def _change_of(tensor: DTensor) -> Change | None:
-    """Return the change of a tensor to a whole one. None if torch's function should gather it: there is nothing to
-    gather, somebody wants a gradient, or it can't move together with others."""
+    """Return the change to a whole tensor; None if torch gathers it: nothing to do, a gradient, or it can't join
+    others."""
     whole = (Replicate(),) * tensor.device_mesh.ndim
     if tensor.placements == whole or _wants_gradient(tensor):
         return None
@@ -293,8 +276,7 @@ def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[i
 
 
 def _offloaded(wholes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy tensors into the host's memory; from a GPU through one pinned buffer, so that the host waits for the GPU
-    once."""
+    """Copy tensors to the host; from a GPU through one pinned buffer, so that the host waits for the GPU once."""
     staged = [whole for whole in wholes if not _is_on_host(whole) and 0 < whole.nbytes <= WHOLE]
     if not staged or sum([whole.nbytes for whole in staged]) > WHOLE:
         return [whole.cpu() for whole in wholes]

@@ -60,8 +60,8 @@ def uninstall_clip(_: None) -> None:
 def total_norm(
     tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> torch.Tensor:
-    """Do what torch's `_get_total_norm` does. For DTensors on several meshes, or beside plain tensors, the norm is a
-    plain tensor. Collective over the meshes."""
+    """As torch's `_get_total_norm`; a plain tensor for DTensors on several meshes, or beside plain tensors.
+    Collective."""
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     norm_type = float(norm_type)
     by_mesh = _by_mesh(tensors, tensors)
@@ -77,8 +77,8 @@ def total_norm(
 
 
 def clip_with_norm(parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None) -> None:
-    """Do what torch's `_clip_grads_with_norm_` does: scale the gradients of all parameters, in place, so that their
-    norm is at most `max_norm`. Collective if `total_norm` is a DTensor and some gradients are elsewhere."""
+    """As torch's `_clip_grads_with_norm_`: scale all gradients in place, so that their norm is at most `max_norm`.
+    Collective if `total_norm` is a DTensor and some gradients are elsewhere."""
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     by_mesh = _by_mesh([parameter.grad for parameter in parameters], parameters)
@@ -102,12 +102,8 @@ def _by_mesh(tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> dict[Dev
 
 
 def _reduced(tensor: Any, norm_type: float) -> Any:
-    """Return a DTensor that has the same norm, isn't pending, and whose shards have a norm on every rank. Collective
-    over the tensor's mesh if it is pending.
-
-    Each rank then gives the norm of its own shard as one element; an empty shard gives the one that changes neither a
-    maximum nor a minimum. That takes no collective.
-    """
+    """Return a DTensor of the same norm that isn't pending, whose shards have a norm on every rank: each rank gives its
+    own shard's as one element, an empty shard one that changes no extreme. Collective if it is pending."""
     from torch.distributed.tensor import Replicate
 
     if any(placement.is_partial() for placement in tensor.placements):
@@ -125,8 +121,7 @@ def _reduced(tensor: Any, norm_type: float) -> Any:
 
 
 def _beside_one_another(norm: torch.Tensor, tensor: Any) -> Any:
-    """Make a DTensor of one dim from one element of each rank: ranks with different shards of `tensor` are beside one
-    another, replicas of a shard are replicas."""
+    """Make a DTensor from one element of each rank, sharded where `tensor` is and replicated where it is."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     mesh = tensor.device_mesh

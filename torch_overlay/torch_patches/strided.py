@@ -44,8 +44,7 @@ as_torch_does = original(_api, "distribute_tensor")
 
 
 def install_distribute() -> Any:
-    """Replace the code of torch's `distribute_tensor` by this module's, so that modules which have imported the
-    function get it, too. Returns the code that was there, for `uninstall_distribute`."""
+    """Swap the code of torch's `distribute_tensor`, also for modules that imported it. Returns torch's code."""
     return swap_code(_api.distribute_tensor, distribute_tensor)
 
 
@@ -61,8 +60,8 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """Do what torch's `distribute_tensor` does, with the same errors, also for strided shards that don't divide evenly.
-    Collective, unless `src_data_rank` is None."""
+    """As torch's, with the same errors, also for strided shards that don't divide evenly. Collective, unless
+    `src_data_rank` is None."""
     if src_data_rank is not None:
         _check_order(device_mesh or _mesh_resources.get_current_mesh())
     if _StridedShard in map(type, placements or ()) and src_data_rank is not None:
@@ -85,8 +84,8 @@ def _check_order(mesh: DeviceMesh) -> None:
 
 
 def uneven_strides(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> Regions | None:
-    """Return which coordinate holds which box of a tensor whose strided shards don't divide evenly. None for any other
-    tensor, which torch distributes by itself, or refuses; and on a rank outside of the mesh."""
+    """Return the regions of a tensor whose strided shards don't divide evenly. None for any other, which torch
+    distributes or refuses, and on a rank outside of the mesh."""
     sizes, shape = tuple(mesh.shape), tuple(whole.shape)
     if _StridedShard not in map(type, placements) or len(placements) != len(sizes) or mesh.get_coordinate() is None:
         return None
@@ -101,8 +100,7 @@ def uneven_strides(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements
 
 
 def scattered(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements, held: Regions, source: int) -> DTensor:
-    """Scatter a whole tensor along one axis after the other, outer cuts first, and then broadcast to the replicas.
-    Collective over the mesh."""
+    """Scatter along one axis after the other, outer cuts first, and broadcast to replicas. Collective over the mesh."""
     local, replicas = whole.detach().to(mesh.device_type), {*range(mesh.ndim)} - held.sharded
     for dim, order in enumerate(held.orders):
         for axis in order:
@@ -115,10 +113,7 @@ def scattered(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements, hel
 
 
 def _torch_reads_chunks(held: Regions, dim: int) -> bool:
-    """True if torch reads the strided shards of a dim as chunks of chunks, too.
-
-    That is the same for some lengths only.
-    """
+    """True if torch reads the strided shards of a dim as chunks of chunks: the same for some lengths only."""
     order = held.orders[dim]
     if list(order) == sorted(order):
         return True

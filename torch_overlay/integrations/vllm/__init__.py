@@ -41,8 +41,7 @@ def register() -> None:
 
 
 def _register() -> None:
-    """Register the engine with the factories that this vLLM has, as `register` does, but pass errors on: of a factory
-    that isn't as we know it, or of an import of vLLM that fails with another error than ImportError."""
+    """As `register`, but pass on errors of a factory that isn't as we know it, or of vLLM's import."""
     factories = _try_import("vllm.distributed.weight_transfer.factory")[0]
     for factory, side, name in (
         ("WeightTransferEngineFactory", "worker", "WorkerEngine"),
@@ -73,11 +72,9 @@ def base_class(name: str) -> type:
 
 
 def name_worker(error: Exception | None, trainers: int) -> None:
-    """If an error message names a rank that is a worker, append which of vLLM's workers it is. Changes the error.
-
-    Trainers have the ranks from 0 to `trainers - 1`, and workers the ranks from there on. Only the first worker is
-    explained; ranks after "over" are those of the whole place, and are skipped. None, and any error but a ValueError,
-    RuntimeError or TransferFailed itself, not of a subclass, stays as it is.
+    """If an error names a rank that is a worker, append which of vLLM's workers it is: workers have the ranks after the
+    `trainers`. Only the first is explained; ranks after "over", those of the whole place, are skipped. Only a
+    ValueError, RuntimeError or TransferFailed itself, not of a subclass, is changed.
 
     >>> error = RuntimeError("rank 5 didn't come within 300 s.")
     >>> name_worker(error, trainers=4)

@@ -42,8 +42,7 @@ class HTTPClient:
         self._post("init_weight_transfer_engine", init_info=init_info)
 
     def start_weight_update(self) -> None:
-        """Begin a round. vLLM up to 0.26 is told that it needn't prepare for weights of a checkpoint; newer ones ignore
-        that."""
+        """Begin a round. vLLM up to 0.26 is told not to prepare for weights of a checkpoint; newer ones ignore that."""
         self._post("start_weight_update", is_checkpoint_format=False)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:

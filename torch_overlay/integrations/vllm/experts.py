@@ -54,17 +54,13 @@ class LiveExperts:
 
     @property
     def map(self) -> torch.Tensor:
-        """Which logical expert is in each slot now, as a tensor by layer and slot. It is vLLM's own tensor, which
-        changes."""
+        """The logical expert in each slot, by layer: vLLM's own tensor, which changes."""
         found: torch.Tensor = self._state.physical_to_logical_map
         return found
 
     def under_way(self) -> str | None:
-        """Say why weights can't be written now, in words; None if they can.
-
-        An asynchronous rebalance copies a layer's experts to a buffer, and writes them to their new slots in a later
-        step of the server. Weights that come in between would be overwritten with old ones.
-        """
+        """Say why weights can't be written now; None if they can. An asynchronous rebalance copies a layer's experts to
+        a buffer, and writes them to their new slots in a later step: old weights over new ones."""
         state = self._state
         if not state.rebalanced and state.pending_result is None:
             return None
@@ -75,8 +71,8 @@ class LiveExperts:
 
     @contextlib.contextmanager
     def loading(self, is_anywhere: bool = True) -> Iterator[None]:
-        """While in this context, the model's loader puts each logical expert into all slots of this worker that have
-        it. Replaces the attribute `weight_loader` of the experts' parameters, and puts it back."""
+        """Replace `weight_loader` of the experts' parameters, in this context, by one that puts each logical expert
+        into all of its slots here."""
         with contextlib.ExitStack() as stack:
             for layer, slots, row in zip(self._layers, self._slots, self.map.tolist()):
                 places: dict[int, list[int]] = {}
@@ -101,8 +97,7 @@ class LiveExperts:
             )
 
     def check_landings(self, found: Landings) -> None:
-        """Check that each expert is written directly, and that no slot gets less than another. Such a slot would keep
-        old weights, perhaps those of an expert that has left it."""
+        """Check that each expert is written directly, and no slot less than another: it would keep old weights."""
         whole = [name for name, param in self.parameters.items() if storage_of(param) in found.whole_storages]
         if whole:
             reasons = [*dict.fromkeys(found.whole.values())]
@@ -130,8 +125,7 @@ class LiveExperts:
                 )
 
     def _check_map(self, rows: list[list[int]]) -> None:
-        """Check the map from slots to experts: at the start experts lay in the order of their numbers, each layer has
-        every expert in some slot, and vLLM routes tokens by this same map."""
+        """Check that experts lay in order at first, every one has a slot in each layer, and tokens go by this map."""
         eplb: Any = importlib.import_module(_STATE).EplbState
         first = [*eplb.build_initial_global_physical_to_logical_map(self._logical, len(rows[0]) - self._logical)]
         if first[: self._logical] != [*range(self._logical)]:
@@ -153,13 +147,9 @@ _NEEDS = (
 
 
 def states_of(model: torch.nn.Module) -> list[Any]:
-    """Return vLLM's states of a model's experts (`EplbModelState`): one, if the server moves its experts. The list is
-    empty if it doesn't, if this vLLM has no such class, or if vLLM has frozen its objects already. No error tells these
-    apart.
-
-    The state belongs to vLLM's model runner, which doesn't give it to an engine. So this searches all Python objects.
-    `gc.freeze`, at the end of the server's start, hides them from the search: call it before that.
-    """
+    """Return vLLM's states of a model's experts (`EplbModelState`): one, if the server moves its experts, else none.
+    The state belongs to vLLM's model runner, so this searches all Python objects: call it before `gc.freeze`, at the
+    end of the server's start, hides them."""
     try:
         kind: Any = importlib.import_module(_STATE).EplbModelState
     except (ImportError, AttributeError):
@@ -200,17 +190,13 @@ def _views(found: Landings) -> list[torch.Tensor]:
 def _by_map(
     loader: Callable[..., Any], places: Mapping[int, Sequence[int]], logical: int, physical: int
 ) -> Callable[..., Any]:
-    """Return a loader of a parameter that puts a logical expert into all slots which have it.
-
-    The calls for copies do nothing here, since the first one fills all slots.
-    """
+    """Return a loader that puts a logical expert into all slots which have it, and does nothing when called for
+    copies."""
 
     @functools.wraps(loader, assigned=())
     def load(
         param: Any, loaded_weight: Any, weight_name: str, shard_id: str, expert_id: int, return_success: bool = False
     ) -> bool | None:
-        """Load one expert's weights into all slots of this worker that have this expert now, by calling `loader` for
-        each."""
         if not 0 <= expert_id < physical:
             raise IndexError(f"there is no slot {expert_id} among {physical}")
         slots = places.get(expert_id, ()) if expert_id < logical else ()

@@ -47,8 +47,7 @@ class Layouts:
 
     @contextlib.contextmanager
     def of_loader(self, modules: Iterable[torch.nn.Module], tied: Collection[int]) -> Iterator[None]:
-        """Put these layers into the loader's layout, on meta. Afterwards they are as they were. Parameters that are
-        tied to others, by id, stay where they are."""
+        """Put these layers into the loader's layout, on meta, for a block; not parameters tied to others, by id."""
         saved = [(module, _tables(module), {*module._non_persistent_buffers_set}) for module in modules]
         try:
             for module, (parameters, _), _ in saved:
@@ -71,8 +70,7 @@ class Layouts:
                 module._non_persistent_buffers_set = passing
 
     def process(self, module: torch.nn.Module, served: tuple[dict[str, Any], dict[str, Any]]) -> None:
-        """Have vLLM make of a layer, which has what was loaded, what it serves: into the tensors that it served
-        before."""
+        """Have vLLM make what it serves of a layer that was loaded, into the tensors that it served before."""
         info = self._info(module)
         info.kernel_tensors = served
         info.kernel_non_persistent_buffers = {*module._non_persistent_buffers_set}

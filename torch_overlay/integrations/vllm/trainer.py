@@ -152,8 +152,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         return engine
 
     def _planned(self, weights: dict[str, Any]) -> torch_overlay.Transfer:
-        """Return a new transfer that sends these weights, by name, to all workers. Collective over all trainers and
-        workers. The caller stores it, and closes the former one."""
+        """Return a new transfer of these weights to all workers, for the caller to store. Collective over all."""
         return torch_overlay.Transfer(weights, None, group=self._place, strict=False, **self._options)
 
     def send_weights(self, check: bool = False) -> None:
@@ -221,8 +220,8 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         return unseen
 
     def _round(self, info: dict[str, Any], work: Callable[[], None], then: str, finished: str) -> None:
-        """Have the servers call their workers, and work with them meanwhile. `then` and `finished` end the errors of a
-        server that doesn't start or finish. Collective over the trainers."""
+        """Have the servers call their workers, and work meanwhile; `then` and `finished` end the errors of a server
+        that doesn't start or finish. Collective over the trainers."""
         _ = self.transfer
         started = self._error_of(self.client.start_weight_update) if self.is_sender else None
         self._share_outcome(started, "start it at vLLM's servers", then)
@@ -239,9 +238,8 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         self._share_outcome(told, "finish it at vLLM's servers", finished)
 
     def _run(self, job: Callable[[Any], object]) -> None:
-        """Run the transfer with the present weights, or let it verify: call `job` with it. If the weights can't be had,
-        tell all ranks why in place of that. If the landings of some worker have changed, plan anew before. Collective
-        over all trainers and workers."""
+        """Call `job` with the transfer; without weights, tell all ranks why, and with other landings plan anew before.
+        Collective over all trainers and workers."""
         transfer: Any = self._transfer
         try:
             # Anew in each round: FSDP may have replaced the local tensors since, and a source may be a function.
@@ -291,12 +289,8 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         return None
 
     def _share_outcome(self, failed: Exception | None, what: str, then: str) -> None:
-        """Tell all trainers whether the sender's call to the servers failed, and raise on all of them if it did.
-        Collective over the trainers.
-
-        Without that, the other trainers would wait in the transfer, or in the next round, for workers that nobody
-        called.
-        """
+        """Raise on all trainers if the sender's call to the servers failed: the others would wait for workers that
+        nobody called. Collective over the trainers."""
         if self._trainers > 1:
             hint = "Each rank of the trainer calls send_weights, or verify, in each round."
             meeting = self._place.meeting("A round of weights", range(self._trainers), hint)  # type: ignore[union-attr]
@@ -324,10 +318,8 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
     def _work_during(
         self, call: Callable[[], object], work: Callable[[], None]
     ) -> tuple[Exception | None, Exception | None]:
-        """Run `work` here while a thread runs `call`. Only the sender runs `call`; the other trainers just run `work`.
-
-        `work` runs on the calling thread, since the transfer's collectives belong to the trainer's main thread.
-        """
+        """Run `work` here, in the thread to which the transfer's collectives belong, while on the sender another thread
+        runs `call`."""
         if not self.is_sender:
             return self._failure_of(work), None
         with ThreadPoolExecutor(1, "torch_overlay vllm") as pool:

@@ -36,8 +36,8 @@ _EMPTY = (
 
 
 def share_findings(place: Place, trainers: int, differences: Sequence[str] = (), unseen: Any = None) -> dict[str, str]:
-    """Tell all ranks what this one found, and raise what any of them found; the same on all ranks. Returns what
-    workers couldn't compare. Collective over the place."""
+    """Tell all ranks what this one found, and raise what any found. Returns what workers couldn't compare.
+    Collective."""
     hint = "Each rank of the trainer calls verify, and its servers' workers are told by their update_weights."
     said = place.meeting("A verification of weights", hint=hint).say([[*differences[:SHOWN]], len(differences), unseen])
     shown = [text for texts, _, _ in said.values() for text in texts]
@@ -130,7 +130,7 @@ class _Served:
         }
 
     def changed_by(self, step: Callable[[], object], byte: int) -> tuple[dict[str, Any], dict[str, str]]:
-        """Do the step, after all bytes of what it should load were changed by this one (exclusive or). Returns what it
+        """Do the step after changing all bytes of what it should load by this one (exclusive or). Returns what it
         changed, by name, and why something can't be compared."""
         self._put_tables_back()
         with torch.inference_mode():
@@ -247,8 +247,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _compared(served: Any, made: Any, first: Any, second: Any) -> tuple[str, str]:
-    """Say how what is served differs from what the step made, and what isn't known of it: what differs between the
-    steps with filled memory."""
+    """Say how what is served differs from what the step made, and what its runs with filled memory leave unknown."""
     if not isinstance(served, torch.Tensor) or len({*map(_kind, (served, made, first, second))}) > 1:
         if not _is_same(first, second):
             return "", "vLLM makes something else of it each time"

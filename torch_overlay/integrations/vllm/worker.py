@@ -175,12 +175,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise
 
     def _join(self, init_info: InitInfo) -> None:
-        """Ask the loader where tensors go (`_ask_loader`), meet the trainers and the other workers, and make the
-        transfer. Collective over all of them.
-
-        Then it raises that error, and they raise a ValueError with its text; otherwise they would wait for the whole
-        timeout.
-        """
+        """Ask the loader where tensors go, meet all others, and make the transfer. Collective over all of them. If the
+        loader fails, it raises here, and they raise its text; they would wait for the whole timeout."""
         problem: Exception | None = None
         try:
             self._metas, self._options = init_info.metas, options_of(init_info)
@@ -209,11 +205,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._plan()
 
     def _ask_loader(self) -> None:
-        """Find out where the model's loader puts each of the trainer's tensors, store that in `_found`, and log it.
-
-        If vLLM moves experts (EPLB), each expert's weights are to go where the expert is now. vLLM's own loader uses
-        the places that experts had at first, and would write over other experts.
-        """
+        """Find out where the model's loader puts each of the trainer's tensors, into `_found`; experts that vLLM moves
+        (EPLB), to where they are now, since vLLM's own loader would write over other experts."""
         self._check_scales()
         self._experts = self._live_experts()
         with torch.device(self.device), self._layout_of_loader():
@@ -250,8 +243,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return LiveExperts(self.model, self._expert_states)
 
     def _plan(self) -> None:
-        """Make the transfer into the present landings, in place of the former one, which is closed. Collective over all
-        trainers and workers."""
+        """Make the transfer into the present landings anew. Collective over all trainers and workers."""
         found: Any = self._found
         stages: list[tuple[list[str], list[Callable[[dict[str, Any]], None]]]] = []
         size = STAGE
@@ -274,9 +266,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             logger.warning("no worker takes %d of the trainer's tensors: %s", len(unknown), ", ".join(unknown[:5]))
 
     def _check_scales(self) -> None:
-        """If the server was started from an fp8 checkpoint, check that the trainer sends fp8 weights, each with its
-        scale (`NAME_scale` or `NAME_scale_inv`). The loader would cast weights without scales, and keep the scales of
-        the former ones."""
+        """Check that the trainer sends fp8 weights, each with its scale, to a server that was started from an fp8
+        checkpoint: the loader would cast others, and keep the scales of the former ones."""
         if not getattr(self._quantization, "is_checkpoint_fp8_serialized", False):
             return
         names = {meta.name for meta in self._metas}
@@ -294,9 +285,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             )
 
     def _landings(self, load: Callable[..., object]) -> Landings:
-        """Ask a loader where it puts the trainer's tensors, with layers in its layout (`_layout_of_loader`). Nothing is
-        written directly into memory that vLLM may lay out anew after loading in another way, or that is on another
-        device than the worker's: what goes there comes whole."""
+        """Ask a loader where it puts tensors, with layers in its layout. What goes to memory that vLLM may lay out anew
+        in another way, or to another device than the worker's, comes whole."""
         if self._layouts is None and getattr(self.model_config, "quantization", None) is not None:
             return all_whole(load, self.model, self._metas, "the model is quantized")
         anew = {key for module in self.model.modules() if self._is_reloaded(module) for key in self._storages(module)}
@@ -322,9 +312,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         )
 
     def _expert_maps(self) -> dict[str, Any]:
-        """Return all maps by which this worker places experts, to notice when one changes: by the name of each module
-        with experts its map as a list, which elastic expert parallelism changes; and under "", if the server has
-        `enable_eplb`, vLLM's own tensor of slots, which changes in place."""
+        """Return all maps by which this worker places experts, to notice changes: by module, what elastic expert
+        parallelism changes, and under "" vLLM's tensor of slots, which `enable_eplb` changes in place."""
         found: dict[str, Any] = {} if self._experts is None else {"": self._experts.map}
         for name, module in self.model.named_modules():
             for key in ("expert_map", "_expert_map"):
@@ -339,8 +328,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             return self._load_as_vllm(weights)
 
     def _load_as_vllm(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
-        """Call the model's `load_weights`, which puts experts where they were at first. vLLM's check that a draft head
-        is complete is off meanwhile, since `weights` need not be all of the model's."""
+        """Call the model's `load_weights`, without vLLM's check that a draft head is complete."""
         with _all_may_not_come():
             return self.model.load_weights(weights)
 
@@ -457,8 +445,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return lays_out_anew(module) and not self._is_staged(module)
 
     def _storages(self, module: torch.nn.Module) -> set[int]:
-        """The storages of which vLLM's reload of a module makes something. Attention makes weights of its children's,
-        which it reads again at the end of a reload."""
+        """The storages of which vLLM's reload makes something; attention reads its children's again at the end."""
         is_deferred = self._layouts is not None and self._layouts.is_deferred(module)
         return storages(module, recurse=self._is_reloaded(module) and not is_deferred)
 
@@ -514,8 +501,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         share_findings(place, self._trainers, differences, unseen)
 
     def _compare_with_loader(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Compare what the loader made with what it makes now. Returns how something differs, and why something can't
-        be compared, both by name."""
+        """Compare what the loader made with what it makes now: by name, how it differs, and what can't be compared."""
         found: Any = self._found
         names = {storage_of(tensor): name for name, tensor in named_tensors(self.model)}
         differences: dict[str, str] = {}
@@ -551,16 +537,16 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._refuse(why)
 
     def _refuse(self, why: str) -> NoReturn:
-        """Say in place of a run that this worker can't take part. Collective over all trainers and workers. If another
-        worker's landings have changed, so that all ranks plan anew, this rank refuses that plan, too."""
+        """Say in place of a run, and of a new plan if there is one, that this worker can't take part. Collective over
+        all trainers and workers."""
         told = self._transfer.refuse(why)  # type: ignore[union-attr]
         if MOVED in told and not self._is_open:  # by another worker, so that all plan anew: they hear the reason there
             refuse_transfer(self._place, why)  # type: ignore[arg-type]
         raise ValueError(why)
 
     def _run(self, job: Callable[[Any], object], verifies: bool = False) -> None:
-        """Run the transfer once, or let it verify: call `job` with it. If the plan doesn't hold any more, here or on
-        another worker, all ranks plan anew. Collective over all trainers and workers."""
+        """Call `job` with the transfer; all ranks plan anew if the plan doesn't hold somewhere. Collective over all
+        trainers and workers."""
         if self._transfer is None:
             self._plan()
         transfer: Any = self._transfer
@@ -607,12 +593,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return all(tensors[name]._version or not tensors[name].numel() for name in whole)
 
     def _modules_to_reload(self) -> Any:
-        """Return what vLLM's layerwise reload gets in place of a model: an object with `modules()`, which yields the
-        modules that it may lay out anew, of those to which something whole goes.
-
-        The loader writes all others in place, as it does when a server starts. In a reload, a loader that writes past
-        `weight_loader` is lost, without an error: GPT-OSS's experts kept their old weights.
-        """
+        """Return what vLLM's layerwise reload gets as a model: `modules()` are those that it may lay out anew and to
+        which something whole goes. In a reload, a loader that writes past `weight_loader` is lost, without an error:
+        GPT-OSS's experts kept their old weights."""
         if self._layouts is None and getattr(self.model_config, "quantization", None) is not None:
             return self.model
         some = [module for module in self._with_whole if self._is_reloaded(module)]
@@ -700,12 +683,8 @@ def tied_parameters(model: torch.nn.Module) -> set[int]:
 
 
 def lays_out_anew(module: torch.nn.Module) -> bool:
-    """True if vLLM may transform a module's weights after loading, into another layout or other memory. False only if
-    it is known to leave them as they are.
-
-    Three things do so: a quantization method (any that isn't known to leave weights as they are), the module itself
-    (attention with latent heads), and the CPU platform, which packs linear weights.
-    """
+    """True if vLLM may transform a module's weights after loading: by its quantization method (any that isn't known not
+    to), by itself (attention with latent heads), or since the CPU platform packs linear weights."""
     if hasattr(module, "cpu_linear"):
         return True
     method = getattr(module, "quant_method", None)
@@ -717,8 +696,7 @@ def lays_out_anew(module: torch.nn.Module) -> bool:
 
 
 def _boxes(found: Landings | None) -> Any:
-    """Return what a plan depends on, to compare it with that of another time: for each direct tensor its boxes and
-    types, and the names of the tensors that come whole. Both are empty without landings."""
+    """Return what a plan depends on: boxes and types of each direct tensor, and the names that come whole."""
     direct = {} if found is None else found.direct
     boxes = {
         name: [(piece.start, tuple(piece._local_tensor.shape), piece._local_tensor.dtype) for piece in pieces]
@@ -742,11 +720,8 @@ def _reload(what: str) -> Callable[..., None]:
 
 
 def _all_may_not_come() -> contextlib.AbstractContextManager[None]:
-    """Return a context that switches off the check of vLLM 0.27 and newer that a draft head is complete after each
-    load; one that does nothing on an older vLLM.
-
-    The check would fail here, where the loader gets only the tensors that come whole.
-    """
+    """Return a context without the check of vLLM from 0.27 on that a draft head is complete after each load: here the
+    loader gets only the tensors that come whole."""
     try:
         module = importlib.import_module("vllm.model_executor.model_loader.mtp_validation")
     except ImportError:
