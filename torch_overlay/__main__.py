@@ -29,7 +29,6 @@ NO_TORCH = ("run", "draw")
 
 
 def parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """Make the parser of the whole command line."""
     console = pathlib.Path(sys.argv[0]).stem == "torch-overlay"  # so that usage shows what the user typed
     whole = argparse.ArgumentParser(
         prog="torch-overlay" if console else "python -m torch_overlay",

@@ -61,7 +61,6 @@ def one_of(*words: str) -> Callable[[str, object], str]:
     """Return a function that validates an option, by name and value, which takes one of these words."""
 
     def read(name: str, value: object) -> str:
-        """Return `value` if it is one of the words."""
         if isinstance(value, str) and value in words:
             return value
         hint = did_you_mean(str(value), words)
@@ -124,7 +123,6 @@ def settings(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose(base: Choices, chosen: Mapping[str, object]) -> Choices:
-    """Return `base` with these options changed."""
     for name in chosen:
         if name not in READERS:
             hint = did_you_mean(name, READERS) or "."

@@ -20,7 +20,6 @@ def version() -> str:
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Add `--version`, which prints the versions and ends the program."""
     what = "print the versions of torch_overlay, torch and Python"
     parser.add_argument("--version", action="version", version=version(), help=what)
 

@@ -69,7 +69,6 @@ Examples:
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `explain`."""
     parser.usage = "%(prog)s --mesh MESH --shape SHAPE [OPTION...] FROM TO"
     parser.description = "The overlay's plan for a redistribution, step by step, with bytes, time and why."
     parser.epilog = _PLACEMENTS
@@ -172,7 +171,6 @@ _DRAWN = """Examples:
 
 
 def add_draw(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `draw`."""
     parser.usage = "%(prog)s (--mesh MESH | --degrees DEGREES) [OPTION...]"
     parser.description = (
         "A mesh in the terminal, and as a picture with --out: ranks, the hosts they sit on, and each axis's groups."
@@ -225,7 +223,6 @@ def _print_and_save(command: str, make: Callable[[], screen.Shown], out: str | N
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
-    """Add `--all`, `--release` and `--no-strict`."""
     parser.usage = "%(prog)s [OPTION...]"
     parser.description = (
         "Turn the overlay on in a process of its own and print in six lines what it did. Ends with 1 if a patch had to "

@@ -16,7 +16,6 @@ from . import panels
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `demo`."""
     parser.usage = "%(prog)s [OPTION...]"
     parser.description = (
         "Weights from a trainer to its servers, a server that is killed, a job that hangs, a redistribution that stock "

@@ -70,7 +70,6 @@ def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 
 
 def show_weights(figures: dict[str, Any], width: int) -> list[str]:
-    """Return the lines of the first panel, weights from a trainer to servers."""
     title = "300 weights, sharded over a 2x2 mesh of 4 ranks, to 2 servers that cut them otherwise."
     rows = [
         (f"time, ms (median of {ROUNDS})", *(1000 * seconds for seconds in figures["seconds"].values()), 0),
@@ -140,7 +139,6 @@ def killed(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 
 
 def show_killed(figures: dict[str, Any], width: int) -> list[str]:
-    """Return the lines of the second panel, a server that is killed."""
     title = "A trainer and the servers one and two, at an open place. Two is killed, and then started again."
     lines = _headed("2. A server that is killed, and comes back", title, width)
     for step, text in {"killed": "two was killed", "back": "two joined again"}.items():
@@ -189,7 +187,6 @@ def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
 
 
 def show_meshes(figures: dict[str, Any], width: int) -> list[str]:
-    """Return the lines of the third panel, ranks that build different meshes."""
     title = "Rank 0 of 4 builds (dp=2, tp=2), the others build (dp=4)."
     lines = _headed("3. Ranks that build different meshes", title, width)
     if figures["stock_waits"]:
@@ -231,7 +228,6 @@ def wrong(gathered: dict[int, Any]) -> list[int]:
 
 
 def show_gathers(figures: dict[str, Any], width: int) -> list[str]:
-    """Return the lines of the fourth panel, a redistribution that stock gets wrong."""
     title = (
         "The numbers 0, 1, 2... cut over both axes of a 2x2 mesh with a flattened view, made whole by full_tensor()."
     )

@@ -152,7 +152,6 @@ class WeightsRank(Rank):
                 weight.to_local().copy_(whole.chunk(2, dim=self.dims[name])[self.rank - 4])
 
     def transfer(self) -> None:
-        """Send the weights by the Transfer."""
         self.sync.run()
 
     def changed(self) -> tuple[int, int, int]:

@@ -47,7 +47,6 @@ RELEASE = running().number
 
 
 def axis_from_torch(axis: Any) -> _FlatLayout:
-    """Our axis for one of torch's."""
     if RELEASE < (2, 13):
         return _FlatLayout(_flat(axis.shape), _flat(axis.stride))
     return _FlatLayout(axis.shape, axis.stride)
@@ -59,7 +58,6 @@ def from_torch(layout: Any) -> _MeshLayout:
 
 
 def to_torch(layout: _MeshLayout) -> Any:
-    """Torch's layout for one of ours."""
     if RELEASE < (2, 13):
         return _nested_to_torch(layout)
     return torchs._MeshLayout([_axis_to_torch(axis) for axis in layout.axes])
@@ -95,7 +93,6 @@ def loaded_layout(layout: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _axis_to_torch(axis: _FlatLayout) -> Any:
-    """Torch's axis for one of ours, since 2.13."""
     return torchs._FlatLayout(axis.shape, axis.stride)
 
 

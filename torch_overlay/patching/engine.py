@@ -26,7 +26,6 @@ class SetAttribute:
         self.path, self.owner, self.name, self.new, self.old = path, owner, name, new, old
 
     def apply(self) -> None:
-        """Set ours."""
         setattr(self.owner, self.name, self.new)
 
     def undo(self) -> None:

@@ -57,7 +57,6 @@ class Patch:
     unit: str = ""  # rows of one unit need each other: if one is left out (strict=False), all are
 
     def __post_init__(self):
-        """Check the row."""
         problem = self._problem()
         if problem:
             raise PatchError(f"The row for {self.target!r} {problem}")
@@ -87,7 +86,6 @@ class Patch:
 
     @property
     def module(self) -> str:
-        """The module that the target lives in."""
         return self.target.partition(":")[0]
 
     @property

@@ -47,7 +47,6 @@ Target = tuple[DeviceMesh, "Placements"]
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Torch's dtype of this name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"--dtype: this torch has no dtype {name!r}")
@@ -103,7 +102,6 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
 
 
 def _placements(placements: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
-    """Torch's placements, from words or placements."""
     if isinstance(placements, str):
         return tuple(map(to_torch_placement, typed.parse_placements(placements, mesh.ndim, ndim)))
     placements = tuple(placements)

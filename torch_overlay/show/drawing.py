@@ -147,7 +147,6 @@ class Drawing(screen.Shown):
     gpus_per_host: int = 8
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         if self.gpus_per_host < 1:
             raise ValueError(f"gpus_per_host must be at least 1, got {self.gpus_per_host}")
 

@@ -25,7 +25,6 @@ class Explanation(screen.Shown):
     stock: Totals | None = None
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
-        """The explanation for a terminal of this many columns."""
         return [*self.title(width), "", *self.plan.text(width), *self._beside_stock(), *self.notes(width)]
 
     def _beside_stock(self) -> list[str]:

@@ -57,11 +57,9 @@ class FlowExplanation(screen.Shown):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks of both sides, ascending."""
         return tuple(sorted({*self.sources, *self.targets}))
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
-        """The explanation for a terminal of this many columns."""
         way = f"from {of_ranks(self.sources)} to {of_ranks(self.targets)}"
         where = f"on {of_ranks(self.sources)}" if self.sources == self.targets else way
         title = f"{counted(self.tensors, 'tensor')}, {size_text(self.size)}, {where}"

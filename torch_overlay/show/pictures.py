@@ -142,7 +142,6 @@ _PLAN, _EMPTY = 5.3, 3.1  # the height of a plan in inches, and of one that send
 
 
 def draw_plan(ask: Redistribution, plan: ShownPlan, path: str) -> None:
-    """Draw a plan to a file."""
     before, after = ask.sides
     # Of some strided shards that are cut unevenly, the placements don't tell who holds what.
     if before is None or after is None:

@@ -144,7 +144,6 @@ def _why(step: Step, averages: bool) -> str:
 
 
 def to_torch_placement(placement: typed.Placement) -> Placement:
-    """Torch's placement for one that was typed."""
     if isinstance(placement, typed.Shard):
         return Shard(placement.dim)
     if isinstance(placement, typed.StridedShard):

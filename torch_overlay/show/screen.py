@@ -43,7 +43,6 @@ class Styled(str):
 
 
 def styled(lines: Iterable[str], style: str) -> list[str]:
-    """These lines, all in one style."""
     return [Styled(line, style) for line in lines]
 
 
@@ -126,7 +125,6 @@ class Screen:
         self.width = max(60, min(WIDE, shutil.get_terminal_size().columns))
 
     def say(self, *lines: str) -> None:
-        """Print lines at once."""
         _print(lines, sys.stdout, self._console)
         sys.stdout.flush()
 

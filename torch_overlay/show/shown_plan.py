@@ -77,11 +77,9 @@ class Redistribution:
 
     @property
     def tensor(self) -> str:
-        """The tensor's shape and dtype as text."""
         return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
 
     def planned(self, all_groups: bool = False) -> tuple[Step, ...]:
-        """The overlay's plan."""
         if self.refused or self.source is None or self.target is None:
             raise NotPlanned(self.refused or "shards that are no boxes")
         return shared_plan(self.source, self.target, self.itemsize, None if all_groups else self.groups, self.cost)

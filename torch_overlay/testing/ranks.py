@@ -36,7 +36,6 @@ class OverlayProcesses(_UnderOverlay):
         # In the rank's process, and around the decorators: `with_comms` opens the world, and makes meshes.
         @functools.wraps(fn)
         def under_overlay(*args: Any, **kwargs: Any) -> object:
-            """Run the test with the overlay on."""
             with type(self).overlay():
                 return fn(*args, **kwargs)
 

@@ -40,7 +40,6 @@ def install_cross_mesh() -> Any:
 
 
 def uninstall_cross_mesh(one_mesh: Any) -> None:
-    """Set the method back on DTensor that `install_cross_mesh` returned."""
     DTensor.redistribute = one_mesh  # type: ignore[method-assign]
 
 

@@ -51,7 +51,6 @@ def install_gather() -> Any:
 
 
 def uninstall_gather(code: Any) -> None:
-    """Put the code back that `install_gather` returned."""
     _state_dict_utils._gather_state_dict.__code__ = code
 
 
@@ -61,7 +60,6 @@ def install_scatter() -> Any:
 
 
 def uninstall_scatter(code: Any) -> None:
-    """Put the code back that `install_scatter` returned."""
     _state_dict_utils._distribute_state_dict.__code__ = code
 
 
@@ -71,7 +69,6 @@ def install_cut() -> Any:
 
 
 def uninstall_cut(code: Any) -> None:
-    """Put the code back that `install_cut` returned."""
     _state_dict_utils._distribute_tensors.__code__ = code
 
 

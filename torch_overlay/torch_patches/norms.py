@@ -38,22 +38,18 @@ scale_one: Callable[..., None] = _cell(clip_grad._clip_grads_with_norm_).cell_co
 
 
 def install_norm() -> None:
-    """Replace torch's `_get_total_norm` by `total_norm`."""
     _cell(clip_grad._get_total_norm).cell_contents = total_norm
 
 
 def uninstall_norm(_: None) -> None:
-    """Put torch's `_get_total_norm` back."""
     _cell(clip_grad._get_total_norm).cell_contents = one_norm
 
 
 def install_clip() -> None:
-    """Replace torch's `_clip_grads_with_norm_` by `clip_with_norm`."""
     _cell(clip_grad._clip_grads_with_norm_).cell_contents = clip_with_norm
 
 
 def uninstall_clip(_: None) -> None:
-    """Put torch's `_clip_grads_with_norm_` back."""
     _cell(clip_grad._clip_grads_with_norm_).cell_contents = scale_one
 
 

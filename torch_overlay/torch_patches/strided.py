@@ -49,7 +49,6 @@ def install_distribute() -> Any:
 
 
 def uninstall_distribute(code: Any) -> None:
-    """Put the code back that `install_distribute` returned."""
     _api.distribute_tensor.__code__ = code
 
 

@@ -83,7 +83,6 @@ def check_names(mesh_shape: Any, names: Any) -> None:  # overlay only
 
 
 def check_device_type(device_type: str) -> None:  # overlay only
-    """Check the device type of a new mesh."""
     # A mesh spans many devices. The index is each rank's own.
     if device_type and not device_type.isalpha():
         raise RuntimeError(

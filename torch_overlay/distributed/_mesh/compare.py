@@ -110,7 +110,6 @@ class _Meshes(NamedTuple):
 
     @staticmethod
     def of(lines: str, home: str | None = None) -> _Meshes:
-        """Read what a rank stored."""
         settings, *meshes = lines.split("\n")
         entries = [line.split(" ", 2) for line in meshes]
         own, number, text = entries[-1]

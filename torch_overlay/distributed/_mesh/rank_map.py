@@ -226,7 +226,6 @@ class View:
         ]
 
     def with_layout(self, layout: _MeshLayout) -> View:
-        """The view of another layout over this rank map."""
         return View(self.rank_map, layout)
 
     def copies(self) -> list[int]:

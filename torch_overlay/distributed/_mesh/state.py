@@ -608,7 +608,6 @@ def read_mesh(mesh: Any) -> View:
 
 
 def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
-    """The view for a layout and a rank map."""
     if mesh is not None:
         raise TypeError(
             "Cannot provide _layout and/or _rank_map if passing explicit mesh"
@@ -635,7 +634,6 @@ def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
 
 
 def check_in_world(rank_map: RankMap) -> None:
-    """Check that the world has all of these ranks."""
     world_size = get_world_size()
     # The usual case, without a loop over all ranks.
     if rank_map.is_identity and rank_map.numel <= world_size:

@@ -258,7 +258,6 @@ class _LayOn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, source: DTensor, mesh: DeviceMesh) -> Any:  # type: ignore
-        """Make the DTensor on `mesh`, with the local tensor of `source`."""
         ctx.mesh = source._spec.mesh
         spec = dataclasses.replace(source._spec, mesh=mesh)
         grad = source.requires_grad
@@ -267,7 +266,6 @@ class _LayOn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:  # type: ignore
-        """Lay the gradient on the mesh of `source`."""
         return lay_on(ctx.mesh, grad), None
 
 
@@ -282,7 +280,6 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, source: DTensor, dtype: torch.dtype) -> Any:  # type: ignore
-        """Make the DTensor with a local tensor of this dtype."""
         ctx.dtype = source._local_tensor.dtype
         local, grad = source._local_tensor.to(dtype), source.requires_grad
         meta = TensorMeta(source.shape, source.stride(), dtype)
@@ -291,7 +288,6 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:  # type: ignore
-        """Cast the gradient to the dtype of `source`."""
         return _Cast.apply(grad, ctx.dtype), None  # type: ignore
 
 

@@ -34,7 +34,6 @@ class LiveExperts:
     """
 
     def __init__(self, model: torch.nn.Module, states: Sequence[Any]) -> None:
-        """Read vLLM's state of the experts."""
         if len(states) != 1:
             raise ValueError(f"{_NEEDS}, and {len(states)} of them are of this model.")
         try:

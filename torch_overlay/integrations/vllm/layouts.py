@@ -85,6 +85,5 @@ def _tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def served_by(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameters and the buffers of a layer, by name."""
     tables = [{name: each for name, each in table.items() if each is not None} for table in _tables(module)]
     return tables[0], tables[1]

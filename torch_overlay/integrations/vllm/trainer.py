@@ -130,7 +130,6 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         said |= {"timeout": init_info.timeout, **options, "params": params}
 
         def join() -> None:
-            """Meet the other ranks, and plan."""
             size = init_info.trainers + (0 if init_info.open else init_info.workers)
             engine._place = torch_overlay.meet(
                 init_info.address,

@@ -109,7 +109,6 @@ class Cuts(NamedTuple):
         )
 
     def on(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Regions:
-        """Return the regions of a tensor of this shape."""
         # Even boxes have the same shape in every order, so all readers of the spec
         # agree.
         for dim in self.reordered_dims:
@@ -182,7 +181,6 @@ class Regions(_RegionsFields):
 
     @cached_property
     def most(self) -> int:
-        """The elements of the largest box."""
         return math.prod(self.largest_shape)
 
     @cached_property

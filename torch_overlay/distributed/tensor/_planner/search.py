@@ -441,7 +441,6 @@ class Reduction:
     crossed: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute the fields that follow from the others."""
         self.scatters = Scatters(self.before, self.after, self.axes, self.groups)
         self.crossed = crossed(self.before, self.after)
 

@@ -246,7 +246,6 @@ class Watched(Cost):
 
     @staticmethod
     def like(cost: Cost) -> Watched:
-        """Return a watched model with the figures of `cost`."""
         return Watched(
             *[getattr(cost, figure.name) for figure in dataclasses.fields(Cost)]
         )

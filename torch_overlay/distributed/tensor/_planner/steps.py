@@ -92,7 +92,6 @@ class Digit(NamedTuple):
     base: int
 
     def of(self, coordinate: Sequence[int]) -> int:
-        """Return the value of the digit at a coordinate of the mesh."""
         return coordinate[self.axis] // self.unit % self.base
 
 

@@ -245,7 +245,6 @@ def members_along(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
 
 
 def _axis_group_name(mesh: DeviceMesh, axis: int) -> str:
-    """Return the name of this rank's process group over one axis."""
     name = mesh._dim_group_names[axis]
     if name.startswith(UNBOUND):
         # A mesh that was unpickled without its groups has a placeholder as name.

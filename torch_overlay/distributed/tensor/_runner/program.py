@@ -149,7 +149,6 @@ def _make_embed(step: Embed, here: Here) -> Local:
 
 
 def _wait(tensor: torch.Tensor) -> torch.Tensor:
-    """Wait for a functional collective, and return its result."""
     return _functional.wait_tensor(tensor)
 
 
@@ -377,7 +376,6 @@ class Program:
         )
 
     def span_name(self) -> str:  # overlay only
-        """The name of the program in a profiler."""
         return f"redistribute {self.ends}"
 
     @property

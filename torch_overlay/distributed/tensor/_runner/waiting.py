@@ -65,7 +65,6 @@ class watched:
 
 
 def _start() -> None:
-    """Start the thread that looks at what runs."""
     global _watch
     _watch = threading.Thread(target=_look, name="redistributions", daemon=True)
     _watch.start()
@@ -103,7 +102,6 @@ def _report(told: set[tuple[int, float]]) -> set[tuple[int, float]]:
 
 
 def _describe(thread: int, note: tuple[float, DTensorSpec, DTensorSpec]) -> str:
-    """The line about a redistribution that waits."""
     since, source, target = note
     mesh, rank = source.mesh, dist.get_rank()
     pairs = enumerate(zip(source.placements, target.placements))
