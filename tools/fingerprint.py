@@ -43,7 +43,6 @@ def release_of(torch: pathlib.Path) -> versions.Release:
 
 
 def path_of(torch: pathlib.Path, module: str) -> pathlib.Path:
-    """The file of a module of this package: ``a/b.py`` or ``a/b/__init__.py``."""
     base = torch.parent.joinpath(*module.split("."))
     return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
 
@@ -66,7 +65,6 @@ def read(torch: pathlib.Path, release: versions.Release) -> dict[str, dict[str, 
 
 
 def render(table: dict[str, dict[str, dict[str, str]]]) -> str:
-    """The file's text: the oldest release first, a digest a line."""
     table = dict(sorted(table.items(), key=lambda item: versions.parse(item[0]).number))
     return json.dumps(table, indent=1) + "\n"
 

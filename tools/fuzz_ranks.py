@@ -38,11 +38,8 @@ CASES_PER_WORLD = {"cpu": 100, "cuda": 40}
 
 
 class Ranks:
-    """Processes of one world; `ask` runs a case on all of them, which may take a rank so many seconds.
-
-    `unplanned` is by torch's own steps, as what can't be planned; so many ranks in a row take one device; a world that
-    is `bound` to its rank's device has NCCL's groups as splits.
-    """
+    """Processes of one world; `ask` runs a case on all of them, which may take a rank so many seconds. `unplanned`: by
+    torch's own steps. In a world that is `bound` to its rank's device NCCL's groups are splits."""
 
     def __init__(self, size: int, stock: bool, seconds: float, device: str = "cpu", **how: Any):
         self.size, self.seconds, self.device = size, seconds, device
@@ -53,8 +50,8 @@ class Ranks:
         self._pool: Pool | None = None
 
     def ask(self, case: Any) -> tuple[str, Any]:
-        """What came of a case, the worst of all ranks, and its text; or its figures on the first rank, where all are
-        right. Ranks that a case says die in it (``dies``) owe no answer. RankError if the ranks didn't come up."""
+        """The worst of what came of a case, and its text, or figures of the first rank. Ranks that a case says die in
+        it (``dies``) owe no answer. RankError if the ranks didn't come up."""
         if self._asked == CASES_PER_WORLD[self.device]:
             self.stop()
         if self._pool is None:
@@ -105,8 +102,7 @@ class Ranks:
 
 
 class _Rank:
-    """One rank: a world, then case after case, with the meshes kept; with `rounds`, small tensors go in as many as
-    large ones do."""
+    """One rank: case after case, with the meshes kept; with `rounds`, small tensors go in as many as large ones do."""
 
     def __init__(self, rank: int, how: dict[str, Any]) -> None:
         import torch
@@ -122,7 +118,9 @@ class _Rank:
             if how["unplanned"]:
                 _plan_nothing()
             if how["rounds"]:
-                _in_rounds()
+                from torch_overlay.distributed.tensor._planner import cost
+
+                cost._ASSUMED = {"cpu": cost.Cost(round_bytes=1)}  # on other devices as there
         device, size = self._open_world(**how), how["size"]
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -157,7 +155,9 @@ class _Rank:
             key = case.mesh, case.flatten  # the option says which groups are made with a mesh
             if key not in self.meshes:
                 self.meshes[key] = case.mesh.make(self.meshes[NEIGHBOUR].device_type)
-            with _bytes_decide() if case.bytes_only and not self.stock else contextlib.nullcontext():
+            from twins_ranks import bytes_decide
+
+            with bytes_decide() if case.bytes_only and not self.stock else contextlib.nullcontext():
                 if case.beside:
                     told = _beside(self.meshes[NEIGHBOUR], lambda: case.problem(self.meshes[key], self.rank))
                 else:
@@ -186,18 +186,6 @@ def _plan_nothing() -> None:
     _redistribute.find_answer = lambda *_: Fallback("the search asks for torch's own steps")
 
 
-def _bytes_decide() -> contextlib.AbstractContextManager[object]:
-    from twins_ranks import bytes_decide
-
-    return bytes_decide()
-
-
-def _in_rounds() -> None:
-    from torch_overlay.distributed.tensor._planner import cost
-
-    cost._ASSUMED = {"cpu": cost.Cost(round_bytes=1)}  # on other devices as there
-
-
 def _beside(mesh: Any, work: Callable[[], str | None]) -> str | None:
     """What is wrong with work, or with sums over the axes of another mesh in a second thread at the same time."""
     import torch
@@ -223,9 +211,8 @@ def _beside(mesh: Any, work: Callable[[], str | None]) -> str | None:
 
 
 def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: float, **world: Any) -> dict[str, Any]:
-    """Run cases on that many ranks under the overlay, and on stock if asked; print the first failures and counts, and
-    return them by side. `world` is as `Ranks` takes it; `alone` leaves out of each case its second thread with another
-    mesh, as a backend needs whose communicators have one order everywhere."""
+    """Run cases on that many ranks, print the first failures, and return the counts by side. With `alone` no case has a
+    second thread with another mesh: some backends' communicators have one order everywhere."""
     from fuzz_cases import random_cases
 
     alone, unplanned = world.pop("alone", False), world.pop("unplanned", False)
@@ -244,7 +231,8 @@ def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: fl
             spent[side] += time.perf_counter() - start
             counts[side][outcome] += 1
             if outcome in ("raised", "wrong"):
-                counts[side][f"{outcome}: {kind(case, text)}"] += 1
+                said = next((said for words, said in SAID.items() if words in text), "else")
+                counts[side][f"{outcome}: {said}"] += 1
             if side == "overlay" and outcome != "right" and shown < MOST_SHOWN:
                 shown += 1
                 print(f"{outcome}: {text}\nfrom twins_ranks import *\n{case!r}", flush=True)
@@ -255,28 +243,6 @@ def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: fl
         report(side, done, seed, counts[side], spent[side], ranks)
     failures = done - counts["overlay"]["right"]
     return {"cases": done, "seed": seed, "failures": failures, **{side: dict(counts[side]) for side in sides}}
-
-
-def kind(case: Any, text: str) -> str:
-    """Why a case isn't right, in the few words by which such cases are counted."""
-    for words, said in SAID.items():
-        if words in text:
-            return said
-    order, kinds = "".join(case.mesh.axes), {placement[0] for placement in case.source + case.target}
-    traits = {
-        "permuted mesh": list(case.mesh.ranks) != sorted(case.mesh.ranks) or list(order) != sorted(order),
-        "uneven shards": uneven(case, case.source) or uneven(case, case.target),
-        "strided or ordered": case.source_order or case.target_order or "SS" in kinds,
-    }
-    return ", ".join(trait for trait, has_it in traits.items() if has_it) or "even shards in order"
-
-
-def uneven(case: Any, placements: tuple) -> bool:
-    parts = [1] * len(case.shape)
-    for size, (kind, *rest) in zip(case.mesh.view_sizes, placements):
-        if kind in ("S", "SS"):
-            parts[rest[0]] *= size
-    return any(length % count for length, count in zip(case.shape, parts))
 
 
 def report(side: str, done: int, seed: int, counts: Counter[str], seconds: float, ranks: Ranks) -> None:

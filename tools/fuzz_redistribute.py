@@ -11,7 +11,6 @@ Exit status 1 if a case was wrong, raised or hung (under the overlay; what stock
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import pathlib
 import random
@@ -30,7 +29,6 @@ MOST_RANKS, MOST_ELEMENTS = 24, 96
 
 
 def random_case(rng: random.Random) -> Case:
-    """A case of 1 to 4 axes; sizes, shapes with zeros and ones, placements, orders, groups and costs at random."""
     sizes = _sizes(rng)
     shape = _shape(rng, sizes)
     ops = rng.choice([("sum",), ("avg",), ("sum", "avg"), (rng.choice([*OPS]),)])
@@ -122,7 +120,6 @@ def _consistent(case: Case) -> bool:
 
 
 def simulate(cases: int, seed: int) -> int:
-    """Run that many cases; print counts, and the first failure. Returns the number of failures."""
     rng = random.Random(seed)
     counts = {"right": 0, "wrong": 0, "raised": 0, "not ours": 0}
     began, first = time.perf_counter(), None
@@ -164,7 +161,6 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="with --ranks: cpu or cuda, each rank on its own")
     parser.add_argument("--ranks-per-gpu", type=int, default=1, metavar="N", help="with --ranks: that share a device")
     parser.add_argument("--alone", action="store_true", help="with --ranks: no second thread with another mesh")
-    parser.add_argument("--json", metavar="FILE", help="with --ranks: write the counts")
     args = parser.parse_args()
     if args.simulate:
         return 1 if simulate(args.cases, args.seed) else 0
@@ -173,8 +169,6 @@ def main() -> int:
     world = dict(backend=args.backend, device=args.device, ranks_per_gpu=args.ranks_per_gpu)
     world |= dict(alone=args.alone, unplanned=args.unplanned)
     counts = run(args.ranks, args.cases, args.seed, args.seconds, args.stock, args.limit, **world)
-    if args.json:
-        pathlib.Path(args.json).write_text(json.dumps(counts) + "\n")
     return 1 if counts["failures"] else 0
 
 

@@ -115,14 +115,12 @@ def _digits(ratio: float) -> str:
 
 
 def read() -> dict[str, Figure]:
-    """All figures by name, in the order of the file."""
     figures = [Figure(**entry) for entry in json.loads(FILE.read_text(encoding="utf-8"))["figures"]]
     assert len({figure.name for figure in figures}) == len(figures), "a figure's name stands twice in docs/figures.json"
     return {figure.name: figure for figure in figures}
 
 
 def parts() -> dict[str, str]:
-    """What stands between such comments, by name."""
     figures = read()
     return {
         "figures": _all(figures),
@@ -144,7 +142,6 @@ def _all(figures: dict[str, Figure]) -> str:
 
 
 def _front(figures: Sequence[Figure], stock: str, ours: str) -> str:
-    """A short table, of figures that have both values."""
     rows = [[one.what, _said(one.stock), _overlay(one), one.machine] for one in figures]
     return table(["what", stock, ours, "measured on"], rows)
 
@@ -252,7 +249,6 @@ def _arguments(value: object) -> str:
 
 
 def _sentence(value: object) -> str:
-    """The first sentence of a docstring, on one line and as Markdown."""
     first, _, _ = (inspect.getdoc(value) or "").partition("\n\n")
     first = re.sub(r":\w+:`([^`]+)`", r"`\1`", " ".join(first.split())).replace("``", "`").replace("|", "\\|")
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", first)[0]
@@ -262,7 +258,6 @@ def _sentence(value: object) -> str:
 
 
 def stale() -> dict[pathlib.Path, str]:
-    """The pages that aren't up to date, with the text that they should have."""
     made = parts()
     pages = {path: path.read_text(encoding="utf-8") for path in PAGES}
     filled = {path: fill(text, made) for path, text in pages.items()}

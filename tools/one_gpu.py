@@ -37,12 +37,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 from gpu_stages import BAD, RANKS, Found, Run  # noqa: E402
 from gpu_stages.failures import failures  # noqa: E402
 from gpu_stages.groups import nccl_groups, nccl_smoke  # noqa: E402
-from gpu_stages.isolation import isolation  # noqa: E402
 from gpu_stages.links import links  # noqa: E402
 from gpu_stages.memory import memory  # noqa: E402
 from gpu_stages.moves import compiled, nccl_fuzz  # noqa: E402
 from gpu_stages.speed import speed  # noqa: E402
-from gpu_stages.suites import suites  # noqa: E402
+from gpu_stages.suites import isolation, suites  # noqa: E402
 from gpu_stages.training import train  # noqa: E402
 from gpu_stages.transfers import nccl_transfer, options  # noqa: E402
 from gpu_stages.worlds import worlds  # noqa: E402
@@ -51,8 +50,6 @@ FORK: Any = multiprocessing.get_context("fork")  # of a process that has torch, 
 
 
 class Stage(NamedTuple):
-    """A stage, and the seconds after which it is ended."""
-
     name: str
     limit: float
     function: Callable[[Run], Iterator[Found]]
@@ -187,7 +184,6 @@ def _read(file: pathlib.Path, stage: Stage, report: Report) -> None:
 
 
 def _stage(stage: Stage, run: Run, file: str) -> None:
-    """The process of a stage."""
     os.setsid()
     logging.disable(logging.WARNING)
     with open(file, "a", encoding="utf-8") as answers:
@@ -226,7 +222,7 @@ def _facts(dry: bool) -> dict[str, Any]:
 
 
 def _ask(pipe: Any, dry: bool) -> None:
-    """In a process that ends, for looking at CUDA forbids a fork."""
+    """In a process that ends: looking at CUDA forbids a fork."""
     import torch
 
     facts: dict[str, Any] = {"devices": [], "torch": torch.__version__}

@@ -97,7 +97,7 @@ def states(tree: Tree, messages: list[PatchMessage]) -> list[State]:
 
 
 def commit(root: pathlib.Path, messages: list[PatchMessage]) -> int:
-    """The patches as commits on the branch of the checkout. Those of an earlier rendering are replaced."""
+    """Those of an earlier rendering are replaced."""
     repository = Repository(root.resolve())
     repository.require_clean()
     repository.git("var", "GIT_COMMITTER_IDENT")  # if git knows no name, raise before minutes of rendering
@@ -107,7 +107,8 @@ def commit(root: pathlib.Path, messages: list[PatchMessage]) -> int:
             f"The branch has {len(trailers)} commits of the stack, and --only {len(messages)} would drop the others "
             "with their trailers; render all of them, or reset the branch to where you want to begin."
         )
-    repository.move_to(commits(repository, base, messages, trailers))
+    # Git refuses where that would lose something.
+    repository.git("reset", "--quiet", "--keep", commits(repository, base, messages, trailers))
     return 0
 
 

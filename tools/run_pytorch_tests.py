@@ -35,7 +35,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--mode", default="overlay", metavar="MODE", help="the other side: overlay, or patched=FOLDER")
     parser.add_argument("--select", action="append", default=[], metavar="PATTERN", help="-k, or a glob on file::case")
-    parser.add_argument("--jobs", type=int, default=runner.default_jobs(), help="files at a time (here: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=runner.JOBS, help="files at a time (here: %(default)s)")
     parser.add_argument("--timeout", type=float, default=600, metavar="S", help="for one case (%(default)s)")
     parser.add_argument("--logs", default="out/pytorch_tests", metavar="DIR", help="what files print (%(default)s)")
     parser.add_argument("--fork", action="store_true", help="fork the ranks instead of spawning them: much faster")

@@ -117,7 +117,6 @@ def main() -> int:
 
 
 def tried(context: Any, name: str, layout: str, folder: str) -> tuple[str, bool]:
-    """What became of one model in one layout, and whether all workers were right."""
     size = int(re.search(r"\d+", layout)[0])  # type: ignore[index]
     port = free_port()
     logs = [pathlib.Path(folder) / f"{layout}.{rank}.log" for rank in range(size)]
@@ -191,7 +190,6 @@ def worker(log: str, name: str, folder: str, rank: int, size: int, port: int, la
 
 
 def arrive(landings: Any, whole: dict[str, Any]) -> None:
-    """Write what a `Transfer` would, and load the rest."""
     import torch
 
     for key, tensor in landings.target().items():
@@ -205,8 +203,7 @@ def arrive(landings: Any, whole: dict[str, Any]) -> None:
 
 
 def tried_as_served(model: Any, shapes: dict[str, list[int]], config: Any) -> tuple[str, list[str]]:
-    """Rounds of the engine's worker into a model as it is served, beside vLLM's own reload: what to say, and the
-    problems."""
+    """Rounds of the engine's worker into a served model beside vLLM's own reload: what to say, and the problems."""
     import inspect
 
     import torch
@@ -289,7 +286,7 @@ def tried_as_served(model: Any, shapes: dict[str, list[int]], config: Any) -> tu
 
 
 def quantized(tensors: dict[str, Any], dtype: Any) -> Iterator[tuple[str, Any]]:
-    """The tensors of a checkpoint with linear weights as whole numbers, and a scale for each row."""
+    """Linear weights as whole numbers, with a scale for each row."""
     import torch
 
     for key, tensor in tensors.items():
@@ -314,7 +311,6 @@ def scaled_fp8_quant(
 
 
 def served(model: Any) -> dict[str, Any]:
-    """What a model holds, and what its linear layers answer."""
     import torch
 
     found = {key: tensor.detach().clone() for key, tensor in (*model.named_parameters(), *model.named_buffers())}
@@ -408,9 +404,8 @@ def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tupl
         its = {key: tensor.detach().clone() for key, tensor in memory.items()}
         if turn and dist.get_world_size() == 1:
             for number, layer in enumerate(model.moe_layers):
-                keys = [
-                    key for key, param in model.named_parameters() if any(param is own for own in experts_of(layer))
-                ]
+                own = {id(param) for param in layer.routed_experts.parameters() if param.ndim == 3}
+                keys = [key for key, param in model.named_parameters() if id(param) in own]
                 routes = layer.eplb_state.logical_to_physical_map
                 same = _same(answers([got[key] for key in keys], routes), answers([its[key] for key in keys]))
                 problems += [] if same else [f"experts of layer {number} answer otherwise than before the rebalance"]
@@ -427,13 +422,8 @@ def tried_to_move(model: Any, shapes: dict[str, list[int]], config: Any) -> tupl
     return f"{counts}; vLLM's own loader has {wrong} of {slots} slots wrong", problems
 
 
-def experts_of(layer: Any) -> list[Any]:
-    return [param for param in layer.routed_experts.parameters() if param.ndim == 3]
-
-
 def answers(weights: list[Any], routes: Any = None) -> Any:
-    """What experts make of some tokens, of which each goes to an expert and on to one of its slots.
-    By default expert and slot have one number; else vLLM's map has the `routes`."""
+    """What experts make of tokens, each by one of its expert's slots: vLLM's `routes`, or the expert's number."""
     import torch
 
     w13, w2 = weights
@@ -558,7 +548,6 @@ def built(
 
 
 def saved_shapes(folder: str, architecture: str) -> dict[str, list[int]]:
-    """The tensors of the files that transformers saves of this model."""
     import transformers
     from safetensors import safe_open
 

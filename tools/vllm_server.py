@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 PROMPTS = [[5, 17, 250, 3], [77, 8, 130, 41, 9], [499, 1, 2]]
@@ -33,25 +34,11 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 
 
 class Client:
-    """Calls the workers of an LLM, as vLLM's clients call a server."""
-
     def __init__(self, llm: Any) -> None:
         self.llm = llm
 
-    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
-        self.llm.collective_rpc("init_weight_transfer_engine", args=(info,))
-
-    def start_weight_update(self) -> None:
-        self.llm.collective_rpc("start_weight_update")
-
-    def update_weights(self, info: dict[str, Any]) -> None:
-        self.llm.collective_rpc("update_weights", args=(info,))
-
-    def finish_weight_update(self) -> None:
-        self.llm.collective_rpc("finish_weight_update")
-
-    def shutdown_weight_transfer_engine(self) -> None:
-        self.llm.collective_rpc("shutdown_weight_transfer_engine")
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *info: self.llm.collective_rpc(name, args=info)
 
 
 class Served:
@@ -188,7 +175,6 @@ def client_of(llm: Any) -> Any:
 
 
 def fails() -> dict[str, Any]:
-    """In place of a trainer's tensors."""
     raise ValueError("the trainer's step failed")
 
 
@@ -204,7 +190,6 @@ def change(model: Any, seed: int, only: str = "") -> None:
 
 
 def tokens_of(model: Any) -> list[list[int]]:
-    """The most likely answers, by transformers."""
     import torch
 
     answers = []
@@ -218,7 +203,6 @@ def tokens_of(model: Any) -> list[list[int]]:
 
 
 def served(llm: Any) -> list[list[int]]:
-    """The same by the server."""
     if isinstance(llm, Served):
         return [llm.tokens(prompt) for prompt in PROMPTS]
     from vllm import SamplingParams

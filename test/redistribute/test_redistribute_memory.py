@@ -30,7 +30,7 @@ def test_no_pair_takes_more_memory_than_stock(monkeypatch):
     monkeypatch.setattr(exchange, "LARGE", {"cpu": 0})
     monkeypatch.setattr(cost, "_ASSUMED", {"cpu": cost.Cost(round_bytes=1)})
     pairs = [*sample(all_pairs(), 5)]
-    stock, ours = (peaks_of(side, pairs, (512, 64), rank=0, gpu=False) for side in (STOCK, OVERLAY))
+    stock, ours = (peaks_of(side, pairs, (512, 64), rank=0) for side in (STOCK, OVERLAY))
     assert len(pairs) == (1701 if NIGHTLY else 341)
     assert [str(pair) for pair, one, other in zip(pairs, stock, ours, strict=True) if other.peak > one.peak] == []
     assert sum(one.peak for one in ours) < 0.36 * sum(one.peak for one in stock)

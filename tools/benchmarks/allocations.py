@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch.autograd.profiler import profile, record_function
-from torch.distributed import _functional_collectives as functional
-from torch.distributed.tensor import placement_types
 
 _MARK = "measured call"
 
@@ -48,19 +44,3 @@ def _read(events: Sequence[Any]) -> list[Memory]:
             at += 1
         memories.append(Memory(peak, held))
     return memories
-
-
-@contextlib.contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """Stock exchanges shards on a CPU mesh as it does on a GPU; else it gathers there, which takes more memory."""
-    before = placement_types.shard_dim_alltoall
-
-    def exchange(input, gather_dim, shard_dim, mesh, mesh_dim):
-        group = functional._group_or_group_name(functional._resolve_group((mesh, mesh_dim)))
-        return torch.ops._dtensor.shard_dim_alltoall(input, gather_dim, shard_dim, group)
-
-    placement_types.shard_dim_alltoall = exchange
-    try:
-        yield
-    finally:
-        placement_types.shard_dim_alltoall = before

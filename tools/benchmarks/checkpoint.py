@@ -65,7 +65,6 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 
 
 def write(folder: pathlib.Path, layers: int) -> int:
-    """Write a Llama's files, its index and its configuration. Returns the bytes of its tensors."""
     import torch
     from safetensors.torch import save_file
 
@@ -158,7 +157,6 @@ def counted() -> Any:
 
 
 def wrong(parameters: dict[str, torch.Tensor], whole: dict[str, torch.Tensor]) -> int:
-    """How many parameters differ from their shards of the tensors in the files."""
     return sum([not local(shard).equal(local(as_shard(shard, whole[name]))) for name, shard in parameters.items()])
 
 

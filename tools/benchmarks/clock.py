@@ -10,12 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-BLOCK_SECONDS = 0.02  # long against the clock's own cost
-
-
-def often_enough(seconds: float, most: int) -> int:
-    return max(2, min(most, round(BLOCK_SECONDS / max(seconds, 1e-9))))
-
 
 def each(call: Callable[[Any], Any], items: Iterable[Any]) -> tuple[float, list[Any]]:
     """CPU seconds per item of calling with each, and what the calls returned."""
@@ -37,7 +31,6 @@ def seconds_of_all_ranks(call: Callable[[], Any]) -> dict[str, float]:
 
 
 def summed(value: float) -> float:
-    """A number of each rank, added up. Called on every rank."""
     import torch
     import torch.distributed as dist
 

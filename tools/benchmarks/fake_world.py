@@ -39,6 +39,5 @@ class GroupCounter:
 
     @staticmethod
     def open() -> list[tuple[int, ...]]:
-        """The ranks of every group that this rank is in, the world's own left out."""
         world = c10d._get_default_group()
         return [tuple(dist.get_process_group_ranks(group)) for group in c10d._world.pg_map if group is not world]

@@ -12,9 +12,8 @@ from . import process
 from .report import Report, Row, Target
 from .sides import OVERLAY, STOCK, on
 
-REBUILDS = 5
 TITAN = dict(pp=2, dp_replicate=2, dp_shard=4, cp=2, tp=2, ep=8)  # torchtitan's recipe, on 64 ranks
-CALLS, GROUPS, SETS = "new_group calls", "groups", "distinct rank sets"
+CALLS, GROUPS = "new_group calls", "groups"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +28,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     for share in ("names", "ranks"):
         for recipe, stock in counts[None].items():
             where = {"recipe": recipe if share == "names" else f"{recipe}, ranks"}
-            report.rows += [
-                Row(name, "", stock[name], counts[share][recipe][name], where) for name in (GROUPS, SETS, CALLS)
-            ]
+            report.rows += [Row(name, "", stock[name], counts[share][recipe][name], where) for name in (GROUPS, CALLS)]
     bounds = {"torchtitan": 10 + 1, "torchtitan, ranks": 9 + 1, "accelerate": 5 + 1, "accelerate, ranks": 2 + 1}
     for recipe, bound in bounds.items():
         row = report.row(GROUPS, recipe=recipe)
@@ -39,8 +36,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     report.targets.append(Target("new_group calls of (1, W, 1, 1)", report.row(CALLS, recipe="ones").overlay, 6))
     report.notes += [
         f"torchtitan: 64 ranks, {', '.join(f'{k} {v}' for k, v in TITAN.items())}, five views and a flattened one",
-        f"accelerate: (8, 8), one axis flattened three times; ones: (1, {arguments.ones}, 1, 1); "
-        f"loop: (2, 4) with a slice, a flatten and an unflatten, built {REBUILDS} times",
+        f"accelerate: (8, 8), one axis flattened three times; ones: (1, {arguments.ones}, 1, 1)",
         "groups of one rank, the world's own not counted, one for the whole mesh among the overlay's; recipes with "
         '"ranks" run under share_groups="ranks"',
     ]
@@ -50,12 +46,10 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 
 
 def count(side: str, share: str | None, ones: int) -> dict[str, dict[str, int]]:
-    """Groups, distinct rank sets and calls of each recipe on one rank, and under the overlay with what is shared."""
     recipes = {
         "torchtitan": (64, torchtitan),
         "accelerate": (64, accelerate),
-        "ones": (ones, unit_axes),
-        "loop": (8, rebuild),
+        "ones": (ones, lambda world: _mesh((1, world, 1, 1), ("pp", "dp", "cp", "tp"))),  # all parallelism off but one
     }
     from .fake_world import GroupCounter, fake_world
 
@@ -65,7 +59,7 @@ def count(side: str, share: str | None, ones: int) -> dict[str, dict[str, int]]:
             with fake_world(world // 2 + 1, world), GroupCounter() as counter:
                 recipe(world)
                 groups = counter.open()
-                counts[name] = {GROUPS: len(groups), SETS: len(set(groups)), CALLS: counter.calls}
+                counts[name] = {GROUPS: len(groups), CALLS: counter.calls}
     return counts
 
 
@@ -92,19 +86,6 @@ def torchtitan(world: int) -> None:
 
 
 def accelerate(world: int) -> None:
-    """FSDP and TP: one axis flattened under three names."""
     mesh = _mesh((world // 8, 8), ("dp_shard", "tp"))
     for name in ("dp", "dp_shard_cp", "dp_cp"):
         mesh["dp_shard",]._flatten(name)
-
-
-def unit_axes(world: int) -> None:
-    """What a trainer builds when all parallelism but one is off."""
-    _mesh((1, world, 1, 1), ("pp", "dp", "cp", "tp"))
-
-
-def rebuild(world: int) -> None:
-    """A mesh made again and again, as in a notebook or a test."""
-    for _ in range(REBUILDS):
-        mesh = _mesh((world // 4, 4), ("dp", "tp"))
-        mesh["dp"], mesh._flatten("all"), mesh._unflatten(1, (2, 2), ("x", "y"))

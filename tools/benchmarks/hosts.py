@@ -52,7 +52,6 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 
 
 def _ranks(hosts: Hosts, arguments: argparse.Namespace, job: str, *given: object) -> dict[str, Any]:
-    """Run a job of hosts_program.py on all ranks, and return what rank 0 says."""
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "said.json"
         size = arguments.hosts * PER_HOST
@@ -67,7 +66,6 @@ def _ranks(hosts: Hosts, arguments: argparse.Namespace, job: str, *given: object
 
 
 def _limit(hosts: Hosts, size: int) -> float:
-    """The seconds in which so many bytes go from the first host to the second by one socket."""
     at = f"('{hosts.address(0)}', 29778)"
     gives = f"import socket; s, _ = socket.create_server({at}).accept(); s.sendall(bytes({size}))"
     takes = (

@@ -27,7 +27,6 @@ ROUNDS = 3
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """The least of ROUNDS calls, from barrier to barrier."""
     least = float("inf")
     for _ in range(ROUNDS):
         dist.barrier()
@@ -39,7 +38,6 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def weights(rank: int, size: int, tp: int) -> dict[str, Any]:
-    """The ways to bring a model's weights to replicas of `tp` ranks."""
     trains, train = rank < TRAIN, DeviceMesh("cpu", [*range(TRAIN)])
     serve = DeviceMesh("cpu", torch.arange(TRAIN, size).view(-1, tp))
     generator = torch.Generator().manual_seed(3)

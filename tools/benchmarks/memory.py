@@ -8,7 +8,6 @@ is that of the whole tensor in float32.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import itertools
 import logging
@@ -32,12 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int, default=16 << 20, metavar="BYTES")
     parser.add_argument("--rank", type=int, default=0, help="of 8: the one whose memory is counted")
     parser.add_argument("--only", default="", metavar="TEXT", help="only pairs with this in them: 'P,P,S0 -> S0'")
-    parser.add_argument("--gpu", action="store_true", help="stock exchanges shards as on a GPU; on a CPU it gathers")
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
     print(f"memory: all pairs on {SIZES}, rank {arguments.rank} of 8", file=sys.stderr)
-    how = dict(size=arguments.size, rank=arguments.rank, only=arguments.only, gpu=arguments.gpu)
+    how = dict(size=arguments.size, rank=arguments.rank, only=arguments.only)
     figures = process.fresh("memory:measure", **how)
     report.facts |= figures
     where = {"bytes": arguments.size}
@@ -56,13 +54,13 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 # --- in a process of its own
 
 
-def measure(size: int, rank: int, only: str, gpu: bool) -> dict[str, Any]:
+def measure(size: int, rank: int, only: str) -> dict[str, Any]:
     from . import pairs
 
     chosen = [pair for pair in all_pairs() if only in str(pair)]
     if not chosen:
         raise SystemExit(f"bench memory: no pair has {only!r} in it")
-    peaks = {side: [one.peak for one in peaks_of(side, chosen, pairs.shape_of(size), rank, gpu)] for side in SIDES}
+    peaks = {side: [one.peak for one in peaks_of(side, chosen, pairs.shape_of(size), rank)] for side in SIDES}
     return {
         "pairs": [
             {"pair": str(pair), "move": pair.is_move, "peak": {side: peaks[side][number] for side in SIDES}}
@@ -72,7 +70,6 @@ def measure(size: int, rank: int, only: str, gpu: bool) -> dict[str, Any]:
 
 
 def all_pairs() -> list[Pair]:
-    """Sources with and without pending sums, to all other targets that have none."""
     from .pairs import Pair
 
     sources = itertools.product(("R", "S0", "S1", "P"), repeat=len(SIZES))
@@ -80,16 +77,15 @@ def all_pairs() -> list[Pair]:
     return [Pair(SIZES, source, target) for source in sources for target in targets if source != target]
 
 
-def peaks_of(side: str, chosen: list[Pair], shape: tuple[int, int], rank: int, gpu: bool) -> list[Memory]:
+def peaks_of(side: str, chosen: list[Pair], shape: tuple[int, int], rank: int) -> list[Memory]:
     import torch
 
     from . import pairs
-    from .allocations import allocated, as_on_a_gpu
+    from .allocations import allocated
     from .fake_world import fake_world
 
     logging.disable(logging.WARNING)  # what stock says where it gathers though it is asked to exchange
-    where = as_on_a_gpu() if gpu else contextlib.nullcontext()
-    with warnings.catch_warnings(), torch.no_grad(), fake_world(rank, 8), on(side), where:
+    with warnings.catch_warnings(), torch.no_grad(), fake_world(rank, 8), on(side):
         warnings.simplefilter("ignore")
         mesh = pairs.flattened_mesh(SIZES)
         memories = []

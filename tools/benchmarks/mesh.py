@@ -70,7 +70,6 @@ def notes(report: Report, worlds: list[int]) -> list[str]:
 
 
 def measure(side: str, world: int, repeats: int) -> dict[str, Any]:
-    """One side at one size, in this process: every part's seconds, the bytes, and how often each was repeated."""
     import torch.distributed.tensor  # noqa: F401 - as in a program that has DTensors
 
     from .fake_world import fake_world
@@ -101,7 +100,6 @@ def _mesh(world: int):
 
 
 def _init(world: int):
-    """(CPU seconds, new_group calls, mesh)."""
     import time
 
     from .fake_world import GroupCounter
@@ -113,9 +111,9 @@ def _init(world: int):
 
 
 def _views(mesh, repeats: int) -> dict[str, Any]:
-    """Each part's median over blocks of views that nobody has seen before."""
     _view_parts(mesh, 2)  # building the mesh has emptied the processor's caches
-    count = clock.often_enough(sum(_view_parts(mesh, 2).values()), most=200)
+    # Blocks of 20 ms are long against the clock's own cost.
+    count = max(2, min(200, round(0.02 / max(sum(_view_parts(mesh, 2).values()), 1e-9))))
     blocks = [_view_parts(mesh, count) for _ in range(max(repeats, 7))]
     figures: dict[str, Any] = {part: clock.median(block[part] for block in blocks) for part in PARTS}
     figures[TOTAL] = clock.median(sum(block.values()) for block in blocks)

@@ -48,7 +48,6 @@ def _add_rows(report: Report, pairs: dict[str, Any], kind: str, axes: int) -> No
 
 
 def patterns(axes: int) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Sources and targets that have a meaning on any number of axes."""
 
     def turning(*codes: str) -> tuple[str, ...]:
         return tuple(codes[axis % len(codes)] for axis in range(axes))
@@ -81,7 +80,9 @@ def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
         for side in SIDES:
             with on(side):
                 meshes[side] = pairs.flattened_mesh(sizes)
-        shapes = iter(_small_shapes(_MISSES * len(SIDES) * (1 + 2 * rounds)))  # none is met twice
+        # The smallest that the axes can cut evenly, none met twice. Copies of large ones would count, too.
+        known = [(16 * a, 16 * b, c) for a in range(1, 9) for b in range(1, 9) for c in range(1, 33)]
+        shapes = iter(sorted(known, key=math.prod)[1:])  # the first is the one of the hits
 
         def all_pairs(side: str) -> dict[str, dict[str, float]]:
             new = [next(shapes) for _ in range(_MISSES)]
@@ -100,14 +101,7 @@ def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
 _MISSES = 8
 
 
-def _small_shapes(count: int) -> list[tuple[int, ...]]:
-    """The smallest that the axes can cut evenly; none is the one of the hits. Copies of large ones would count, too."""
-    known = [(16 * a, 16 * b, c) for a in range(1, 9) for b in range(1, 9) for c in range(1, 33)]
-    return sorted(known, key=math.prod)[1 : count + 1]
-
-
 def _one_turn(pair, mesh, calls: int, shapes: list[tuple[int, ...]]) -> dict[str, float]:
-    """CPU seconds of a hit and of a miss, by tensors of these shapes."""
     from .pairs import placements
 
     target = placements(pair.target)

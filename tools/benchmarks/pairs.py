@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Iterator
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -51,7 +50,6 @@ class Pair:
 
 
 def fixed(ranks: int) -> list[Pair]:
-    """The set that numbers are compared on, the meshes of this many ranks."""
     pairs = []
     for sizes, text in _FIXED.items():
         for one in text.replace(" -> ", "->").split():
@@ -66,7 +64,6 @@ def fewer(ranks: int) -> list[Pair]:
 
 
 def random_moves(count: int, seed: int, ranks: int) -> list[Pair]:
-    """So many moves that aren't no-ops, on the same meshes."""
     rng = random.Random(seed)
     meshes = [sizes for sizes in _FIXED if math.prod(sizes) == ranks]
     moves: list[Pair] = []
@@ -106,14 +103,8 @@ def shape_of(size: int) -> tuple[int, int]:
     return rows, columns
 
 
-def local_source(pair: Pair, at: tuple[int, ...], shape: tuple[int, int]) -> torch.Tensor:
-    """What the rank at this coordinate starts with; pending parts differ by rank, in numbers that add exactly."""
-    whole = _cut(_whole(shape), pair.source, pair.sizes, at)
-    return whole + _share(pair, at)
-
-
 def local_target(pair: Pair, at: tuple[int, ...], shape: tuple[int, int]) -> torch.Tensor:
-    factor, offset = 1, {c: float(_share(pair, c)) for c in _cells(pair.sizes)}
+    factor, offset = 1, {c: float(_share(pair, c)) for c in itertools.product(*map(range, pair.sizes))}
     for axis, code in enumerate(pair.source):
         if code not in ("P", "A"):
             continue
@@ -125,7 +116,8 @@ def local_target(pair: Pair, at: tuple[int, ...], shape: tuple[int, int]) -> tor
 
 
 def source_tensor(pair: Pair, mesh: DeviceMesh, shape: tuple[int, int]) -> DTensor:
-    local = local_source(pair, tuple(mesh.get_coordinate() or ()), shape).to(mesh.device_type)
+    at = tuple(mesh.get_coordinate() or ())
+    local = (_cut(_whole(shape), pair.source, pair.sizes, at) + _share(pair, at)).to(mesh.device_type)
     strides = (shape[1], 1)
     return DTensor.from_local(local, mesh, placements(pair.source), run_check=False, shape=shape, stride=strides)
 
@@ -143,12 +135,7 @@ def _share(pair: Pair, at: tuple[int, ...]) -> int:
     return share
 
 
-def _cells(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    return itertools.product(*map(range, sizes))
-
-
 def _cut(whole: torch.Tensor, codes: tuple[str, ...], sizes: tuple[int, ...], at: tuple[int, ...]) -> torch.Tensor:
-    """The whole, cut axis after axis; every size divides, so that this is all there is to it."""
     for code, size, index in zip(codes, sizes, at):
         if code.startswith("S"):
             dim = int(code[1:])

@@ -18,13 +18,11 @@ MOVES, REDUCTIONS = "moves", "reductions"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", type=int, nargs=2, default=[16, 16], metavar="N", help="of the float32 tensor")
     parser.add_argument("--device", default="cuda", help="of the mesh; on cpu stock gathers where it can't exchange")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth pair")
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
     shape = tuple(arguments.shape)
-    chosen = pairs()[:: arguments.every]
-    counted = [(source, target, counts(source, target, shape, arguments.device)) for source, target in chosen]
+    counted = [(source, target, counts(source, target, shape, arguments.device)) for source, target in pairs()]
     for kind in (MOVES, REDUCTIONS):
         some = [count for source, _, count in counted if ("P" in source) == (kind == REDUCTIONS)]
         for at, name, unit in ((0, "collectives", ""), (1, "bytes to the busiest rank", "B")):

@@ -38,8 +38,7 @@ def _call(function: str, *positional: Any, **arguments: Any) -> Any:
 
 
 def ranks(function: str, size: int, timeout: float = 1800, **arguments: Any) -> Any:
-    """Call ``module:function(rank, **arguments)`` in a gloo world of so many processes; returns rank 0's answer. No
-    process outlives the call."""
+    """Call ``module:function(rank, **arguments)`` in a gloo world of so many processes; returns rank 0's answer."""
     from torch.distributed import TCPStore
 
     from torch_overlay.testing.pool import Pool  # not above: `fresh` measures imports of the package, too

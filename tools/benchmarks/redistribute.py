@@ -58,7 +58,6 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 
 
 def choose(ranks: int, count: int | None, only: str, random: int, seed: int) -> list[Pair]:
-    """The pairs to measure: the same on every rank."""
     from . import pairs
 
     known = pairs.random_moves(random, seed, ranks) if random else pairs.fixed(ranks)
@@ -159,7 +158,6 @@ def one_size(chosen: list, meshes: dict, size: int, rounds: int, batches: int) -
 
 
 def _agreed(pairs: list) -> list:
-    """What rank 0 says, on all ranks."""
     import torch.distributed as dist
 
     said = [pairs]
@@ -168,8 +166,7 @@ def _agreed(pairs: list) -> list:
 
 
 def calls_of(size: int, local: bool = False) -> int:
-    """Calls in a batch: the same on every rank without asking, enough to drown the barrier. Where nothing is sent a
-    call is so short that the ranks' turns on the cores are what a batch measures, unless it has many."""
+    """Calls in a batch, the same on every rank: enough to drown the barrier, and more where nothing is sent."""
     return max(4, min(32, 32 * MB // size)) * (16 if local else 1)
 
 

@@ -11,11 +11,8 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One thing measured on both sides: a time, a size or a count, so less is better.
-
-    ``where`` says where it was measured (``{"ranks": 64}``); rows of one name are a curve over it. A side that has no
-    number (not measured, not possible) is None.
-    """
+    """One thing measured on both sides, so that less is better; None if a side has no number. ``where`` says where it
+    was measured (``{"ranks": 64}``)."""
 
     name: str
     unit: str
@@ -25,16 +22,13 @@ class Row:
 
     @property
     def gain(self) -> float | None:
-        """Stock over overlay: how many times less the overlay needs."""
         return self.stock / self.overlay if self.stock is not None and self.overlay else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A number that the issue asks for, in the unit that ``name`` says: met if ``value`` is at most ``bound``.
-
-    With ``gain`` it says how many times less the overlay needs than stock, and is met if it is at least ``bound``.
-    """
+    """Met if ``value``, in the unit that ``name`` says, is at most ``bound``; with ``gain``, how many times less the
+    overlay needs, if it is at least ``bound``."""
 
     name: str
     value: float
@@ -66,7 +60,6 @@ class Report:
         raise KeyError(f"{self.bench} has no row {name!r} at {where}")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: every row with its ``gain``, every target with ``met``."""
         return {
             **dataclasses.asdict(self),
             "rows": [{**dataclasses.asdict(row), "gain": row.gain} for row in self.rows],

@@ -20,12 +20,8 @@ SIDES = (STOCK, OVERLAY)
 def in_turns(
     measure: Callable[[str], Figures], rounds: int, ways: Iterable[str] = SIDES, warm_up: bool = True
 ) -> dict[str, list[Figures]]:
-    """Measure several ways, usually the two sides, in turns, and return the figures of each way.
-
-    A round goes through the ways and back (stock, overlay, overlay, stock), so a machine that gets slower or faster
-    is as bad for each of them. All ranks must call this with the same ways. With `warm_up` each way has one turn before
-    the rounds, which imports, plans and compiles; its figures are dropped.
-    """
+    """Measure several ways, usually the two sides, in turns there and back (stock, overlay, overlay, stock), so a
+    machine that gets slower is as bad for each. All ranks must call this. The turns of `warm_up` are dropped."""
     ways = tuple(ways)
     if warm_up:
         for way in ways:
@@ -38,7 +34,6 @@ def in_turns(
 
 @contextlib.contextmanager
 def on(side: str, **options: str) -> Iterator[None]:
-    """Run the block on this side, under the overlay with these options."""
     if torch_overlay.is_enabled():
         raise RuntimeError(f"the overlay is on already: what is measured as {side!r} would be something else")
     if side == STOCK:

@@ -47,7 +47,6 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 
 
 def shapes(layers: int, width: int) -> dict[str, tuple[tuple[int, ...], int | None]]:
-    """Of each weight its shape and the dim that tensor parallelism cuts."""
     cuts: dict[str, tuple[tuple[int, ...], int | None]] = {"embed": ((8 * width, width), 0), "norm": ((width,), None)}
     for layer in range(layers):
         for name in "qkv":

@@ -49,8 +49,8 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """One call of a function on each rank of a mesh: ``function(mesh, rank, *arguments)``. Read by `fuzz_ranks` as a
-    case is, so it says under which options it runs, and which ranks die in it."""
+    """One call of a function on each rank of a mesh: ``function(mesh, rank, *arguments)``, read by `fuzz_ranks` as a
+    case is."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
@@ -72,8 +72,8 @@ class Check:
 def asked(
     run: Run, checks: Iterable[Check], backend: str = "gloo", stock: bool = False, bound: bool = False
 ) -> Iterator[Found]:
-    """What comes of these checks, one after the other in one world, or in several where one breaks it. What stock can't
-    do is said, and no failure of a stage."""
+    """What comes of these checks, in one world, or in several where one breaks it. What stock can't do fails no
+    stage."""
     where = f"{'stock' if stock else 'overlay'} on {backend}" + (", bound to its device" if bound else "")
     ranks = Ranks(RANKS, stock, run.seconds, **run.world(backend, bound))
     for check in checks:

@@ -20,7 +20,6 @@ PLACES = ("exchange 2 of .*, send", "connecting")  # a step of a run; or before 
 
 
 def failures(run: Run) -> Iterator[Found]:
-    """In worlds that aren't bound to their device, and in those that are."""
     for bound in (False, True)[: 1 if run.dry else 2]:
         for place in PLACES:
             for kind in KINDS:

@@ -22,7 +22,6 @@ SETTINGS = (
 
 
 def nccl_smoke(run: Run) -> Iterator[Found]:
-    """The settings, in a world that isn't bound to its device; then in one that is."""
     if run.dry:
         yield {"check": "settings", "outcome": NO_GPU}
     for settings in () if run.dry else SETTINGS if run.ranks_per_gpu > 1 else ({},):
@@ -46,13 +45,12 @@ def nccl_smoke(run: Run) -> Iterator[Found]:
 
 
 def nccl_groups(run: Run) -> Iterator[Found]:
-    yield from asked(run, [Check(asynchronous), Check(check_mesh), Check(destroyed)], run.best)
+    yield from asked(run, [Check(asynchronous), Check(destroyed)], run.best)
     for bound in (False, True)[: 1 if run.dry else 2]:
         yield from asked(run, [Check(dies_and_aborts, dies=(RANKS - 1,))], run.best, bound=bound)
 
 
 def communicators(run: Run) -> Iterator[Found]:
-    """Memory of the groups of a mesh with three sets of names, as the driver counts it for all ranks, by side."""
     for bound in (False, True)[: 1 if run.dry else 2]:
         sides = (True, False)
         answers = [next(asked(run, [Check(memory_of_groups)], run.best, stock=stock, bound=bound)) for stock in sides]
@@ -66,7 +64,6 @@ def communicators(run: Run) -> Iterator[Found]:
 
 
 def collectives(mesh: Any, rank: int) -> dict[str, Any] | str:
-    """Those that plans use, in the world and in a group of a half."""
     import torch
     import torch.distributed as dist
 
@@ -118,29 +115,9 @@ def asynchronous(mesh: Any, rank: int) -> str | None:
     return "; ".join(wrong) or None
 
 
-def check_mesh(mesh: Any, rank: int) -> str | None:
-    """One rank builds another mesh: an error on all of them, and the next mesh is made."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    import torch_overlay
-
-    torch_overlay.enable(check_mesh=True)
-    sizes = (4, 1) if rank == 1 else (2, 2)
-    try:
-        init_device_mesh(mesh.device_type, sizes, mesh_dim_names=("p", "q"))
-    except RuntimeError as error:
-        if "same mesh" not in str(error):
-            return str(error)
-    else:
-        return "no error"
-    again = init_device_mesh(mesh.device_type, (2, 2), mesh_dim_names=("p", "q"))
-    torch_overlay.enable(check_mesh=False)
-    return pairs_on_a_mesh(again, rank)
-
-
 def dies_and_aborts(mesh: Any, rank: int) -> dict[str, Any] | str:
-    """The last rank dies. The others have begun a collective with it, or with one who waits for it: `abort` lets go of
-    that, in this many seconds."""
+    """The last rank dies; the others have begun a collective with it, or with one who waits for it, which `abort` lets
+    go."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -159,7 +136,6 @@ def dies_and_aborts(mesh: Any, rank: int) -> dict[str, Any] | str:
 
 
 def destroyed(mesh: Any, rank: int) -> str | None:
-    """The world ends and another one begins, with a mesh of its own."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -170,8 +146,8 @@ def destroyed(mesh: Any, rank: int) -> str | None:
 
 
 def memory_of_groups(mesh: Any, rank: int) -> dict[str, float]:
-    """Seconds and bytes for views as a trainer of a mixture of experts makes them, and the first collectives on each of
-    their groups: NCCL makes a communicator, and what it exchanges by, only then."""
+    """Seconds and bytes for views of a mixture of experts, and the first collectives on their groups: NCCL makes a
+    communicator, and what it exchanges by, only then."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 

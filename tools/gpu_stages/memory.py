@@ -16,7 +16,7 @@ SLACK = 1 << 16  # bytes by which an allocator may round
 
 
 def memory(run: Run) -> Iterator[Found]:
-    """Peaks beyond the source, the result included. On the CPU, where tensors are small, they are only shown."""
+    """On the CPU, where tensors are small, the peaks are only shown."""
     shape = (64, 64) if run.dry else (4096, 4096)
     both = [next(asked(run, [Check(peaks, (shape,))], run.best, stock=stock)) for stock in (True, False)]
     yield from both
@@ -41,7 +41,6 @@ def peaks(mesh: Any, rank: int, shape: tuple[int, int]) -> dict[str, int]:
 
 
 def peak(call: Callable[[], Any], device: str) -> int:
-    """The most bytes of a second call beyond what was there before it, its result included."""
     if device == "cpu":
         return allocated([call])[0].peak
     import torch

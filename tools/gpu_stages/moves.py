@@ -27,7 +27,6 @@ def nccl_fuzz(run: Run) -> Iterator[Found]:
 
 
 def compiled(run: Run) -> Iterator[Found]:
-    """A compiled redistribution against eager, with a second shape; and a CUDA graph around one."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # ranks are daemons, which have no children
     os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
     checks = [Check(compiled_against_eager), Check(async_tensor_parallelism), Check(cuda_graph, needs_gpu=True)]
@@ -74,8 +73,8 @@ def compiled_against_eager(mesh: Any, rank: int) -> str | None:
 
 
 def async_tensor_parallelism(mesh: Any, rank: int) -> str | None:
-    """Inductor finds its patterns in a sequence-parallel MLP, forward and backward; running what it makes of them needs
-    several GPUs with links."""
+    """Inductor finds its patterns in a sequence-parallel MLP; running what it makes of them needs several GPUs with
+    links."""
     import test_async_tp
 
     wanted = {"fused_all_gather_matmul": 1, "fused_matmul_reduce_scatter": 1}

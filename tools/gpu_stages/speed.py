@@ -28,7 +28,6 @@ def speed(run: Run) -> Iterator[Found]:
 
 
 def shapes(name: str, small: bool) -> Shapes:
-    """The tensors of a model of 1.5B parameters, 1,000 of 16 KB, or 300 of 1 MB, in bfloat16."""
     if name == "many small":
         return {str(number): ((128, 64), 0) for number in range(100 if small else 1000)}
     if name == "middle":
@@ -70,7 +69,6 @@ def times(mesh: Any, rank: int, name: str, keep: bool, small: bool) -> dict[str,
 
 
 def _sides(device: str, rank: int, tensors: Shapes) -> tuple[Any, Any, int]:
-    """What this rank gives; and how many elements a trainer sends, or a server gets."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from . import Check, Found, Run, asked, figures
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def train(run: Run) -> Iterator[Found]:
@@ -22,25 +17,9 @@ def train(run: Run) -> Iterator[Found]:
         apart = max(abs(a - b) / abs(a) for a, b in zip(stock, ours))
         outcome = "right" if apart <= 1e-6 and ours[-1] < ours[0] else "wrong"
         yield {"check": "losses equal", "outcome": outcome, "figures": {"steps": steps, "most apart": apart}}
-    yield demo(run)
-
-
-def demo(run: Run) -> Found:
-    """Its three panels with tensors on the GPU, that ranks share."""
-    answer: Found = {"check": "the demo"}
-    if run.dry:
-        return answer | {"outcome": "skipped: the gate has it among its tests"}
-    command = [sys.executable, "-m", "torch_overlay", "demo", "--device", run.device]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    except subprocess.TimeoutExpired as error:
-        return answer | {"outcome": "hung", "text": f"{error.stdout}"[-2000:]}
-    said = (done.stdout + done.stderr)[-2000:]
-    return answer | {"outcome": "raised" if done.returncode else "right", "text": said}
 
 
 def losses(mesh: Any, rank: int, steps: int) -> dict[str, list[float]]:
-    """FSDP2 over the first axis, TP over the second, gradients clipped, and a full state dict in the end."""
     import torch
     import torch.distributed as dist
     from torch import nn

@@ -18,8 +18,8 @@ SECONDS = 30
 def worlds(run: Run, backend: str = "gloo") -> Iterator[Found]:
     """By gloo with tensors of the device, then by NCCL. The last check of each world ends it."""
     for name in dict.fromkeys((backend, run.best)):
-        checks = [Check(in_the_background), Check(snapshots), Check(a_worker_of_vllm)]
-        checks += [Check(beside_the_groups_of_the_mesh), Check(two_worlds)]
+        runs = [Check(in_the_background, words) for words in ((), ("snapshot",), ("snapshot", "beside other groups"))]
+        checks = [*runs, Check(a_worker_of_vllm), Check(two_worlds)]
         yield from asked(run, checks, name)
 
 
@@ -38,7 +38,7 @@ def _sides(mesh: Any, rank: int) -> tuple[Any, Any]:
     return None, {"w": torch.full(whole.shape, -1.0, dtype=torch.bfloat16, device=device)}
 
 
-def _background(mesh: Any, rank: int, snapshot: bool, beside: bool = False) -> str | None:
+def in_the_background(mesh: Any, rank: int, snapshot: str = "", beside: str = "") -> str | None:
     """Some runs, each of other values, which are overwritten as soon as they may be; what came is used at once."""
     import torch.distributed as dist
 
@@ -51,7 +51,7 @@ def _background(mesh: Any, rank: int, snapshot: bool, beside: bool = False) -> s
             whole = _whole((2048, 256), "float32", turn)
             if source:
                 source["w"].to_local().copy_(whole.chunk(2)[rank])
-            work: Any = sync.run(version=turn if source else None, async_op=True, snapshot=snapshot)
+            work: Any = sync.run(version=turn if source else None, async_op=True, snapshot=bool(snapshot))
             if beside:
                 dist.all_reduce(torch.ones(1 << 16, device=mesh.device_type), group=mesh.get_group(1))
             until = time.monotonic() + SECONDS
@@ -65,20 +65,6 @@ def _background(mesh: Any, rank: int, snapshot: bool, beside: bool = False) -> s
                 target["w"].zero_()
                 wrong += [f"turn {turn}"] * (not _same(came, whole.bfloat16()) or sync.version != turn)
     return "; ".join(wrong) or None
-
-
-def in_the_background(mesh: Any, rank: int) -> str | None:
-    return _background(mesh, rank, snapshot=False)
-
-
-def snapshots(mesh: Any, rank: int) -> str | None:
-    """The sources change on the program's stream, before the copies that were made on it have left."""
-    return _background(mesh, rank, snapshot=True)
-
-
-def beside_the_groups_of_the_mesh(mesh: Any, rank: int) -> str | None:
-    """While the program uses these."""
-    return _background(mesh, rank, snapshot=True, beside=True)
 
 
 def _address(key: str) -> str:
@@ -124,8 +110,6 @@ def two_worlds(mesh: Any, rank: int) -> str | None:
 
 
 class _Source:
-    """Whole tensors on each trainer."""
-
     def __init__(self, wholes: dict[str, torch.Tensor]) -> None:
         from vllm.distributed.weight_transfer.base import ParamMeta
 
@@ -140,8 +124,7 @@ class _Source:
 
 
 def a_worker_of_vllm(mesh: Any, rank: int) -> str | None:
-    """Two trainers, two tensor-parallel workers: what lands in the models is what their own loaders put there. Vllm's
-    classes where it is installed, else stand-ins; the layers are stand-ins."""
+    """Two trainers, two workers, of vLLM's classes or stand-ins: the models get what their own loaders put there."""
     import types
 
     from torch.distributed import distributed_c10d

@@ -14,8 +14,6 @@ from .runner import GOOD, SKIPPED, Case, Results
 
 
 class Verdict(enum.Enum):
-    """How a case compares, from stock to the other side."""
-
     SAME = "same"
     FAILING = "still failing"
     FIXED = "fixed"
@@ -47,9 +45,7 @@ def _kind(outcome: str | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One case on both sides. ``name`` is ``file::Class::test``."""
-
-    name: str
+    name: str  # file::Class::test
     stock: Case | None
     other: Case | None
 
@@ -73,18 +69,14 @@ class Difference:
 
 
 def compare(file: str, stock: Results, other: Results) -> list[Difference]:
-    """Every case of a file, in the order in which stock collected them."""
     names = dict.fromkeys([*stock.collected, *other.collected, *stock.cases, *other.cases])
     return [Difference(f"{file}::{name}", stock.cases.get(name), other.cases.get(name)) for name in names]
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """A difference that is meant. The run fails when it is gone, so that the list stays true.
-
-    ``pattern`` is a name, ``file::Class::test``, with ``*`` and ``?``; ``verdict`` is that of the case; ``releases`` is
-    the condition on torch (``">=2.13.0,<2.15.0"``), and outside of it the entry says nothing.
-    """
+    """A difference that is meant; the run fails when it is gone. ``pattern`` is a name with ``*`` and ``?``,
+    ``releases`` a condition on torch (``">=2.13.0,<2.15.0"``), outside of which the entry says nothing."""
 
     pattern: str
     reason: str

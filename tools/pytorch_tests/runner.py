@@ -23,15 +23,12 @@ from .side import Side
 # How a case may end. "not run" is for those that a failed case before them took along.
 GOOD, SKIPPED = ("passed", "xfailed"), ("skipped",)
 BAD = ("failed", "error", "xpassed", "crashed", "timeout", "not run")
-MEMORY_PER_JOB = 4 << 30  # bytes: four ranks with DTensor and dynamo imported, and pytest
-CORES_PER_JOB = 4
+JOBS = max(1, (os.cpu_count() or 1) // 4)  # files at a time; each has four ranks, of 1 GB
 # Seconds: between looks; for stacks after SIGABRT; to import and collect, at least; from the last case to the exit.
 POLL, LAST_RITES, START, EXIT = 0.1, 1.5, 300.0, 60.0
 
 
 class Case(NamedTuple):
-    """How a test case ended."""
-
     outcome: str
     why: str = ""
 
@@ -72,18 +69,7 @@ class Plan:
         return ["-k", words] if words else []
 
 
-def default_jobs() -> int:
-    """As many files at once as cores and free memory allow, at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        free = MEMORY_PER_JOB
-    return max(1, min(cores // CORES_PER_JOB, free // MEMORY_PER_JOB))
-
-
 def run_all(plan: Plan, work: Iterable[tuple[Side, File]], jobs: int) -> dict[tuple[str, str], Results]:
-    """Each file on its side, ``jobs`` at a time. An interrupt kills what runs."""
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(run_file, plan, side, file): (side.name, file.name) for side, file in work}
         try:
@@ -110,8 +96,8 @@ def run_file(plan: Plan, side: Side, file: File) -> Results:
 
 
 class _Process:
-    """pytest on the cases of a file that aren't done, in a session of its own, so that its ranks can be killed with it.
-    It writes a line of JSON as each case begins and ends (`inside/torch_overlay_reporter.py`)."""
+    """pytest on the cases of a file that aren't done, in a session of its own, so that its ranks can be killed with
+    it."""
 
     def __init__(self, plan: Plan, side: Side, file: File, results: Results, log: pathlib.Path) -> None:
         self.plan, self.side, self.file, self.results, self.log = plan, side, file, results, log
@@ -134,8 +120,8 @@ class _Process:
             )
 
     def watch(self) -> None:
-        """Until it has ended; then note what pytest couldn't write itself. A case, the collection or the exit that
-        takes longer than the limit is a timeout."""
+        """Until it has ended, or a case, the collection or the exit takes longer than the limit; note what pytest
+        couldn't."""
         since, hung = time.monotonic(), False
         with open(self.report, encoding="utf-8") as report:
             try:

@@ -30,7 +30,6 @@ def table(differences: Sequence[Difference], results: Mapping[tuple[str, str], R
 
 
 def differences(cases: Sequence[Difference], judgement: Judgement) -> Iterator[str]:
-    """Each case that differs, with how it ended on both sides and why."""
     for verdict in (Verdict.FIXED, Verdict.SKIPPED, Verdict.BROKEN):
         some = [difference for difference in cases if difference.verdict is verdict]
         yield from [f"\n{verdict.value}"] if some else []

@@ -19,10 +19,8 @@ DEFAULTS = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTO
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """A name, what is set in the environment, which folders come first on PYTHONPATH, and the command.
-
-    Spawned ranks inherit all but the command.
-    """
+    """A name, and the environment, first folders on PYTHONPATH and command; spawned ranks inherit all but the
+    command."""
 
     name: str
     environment: tuple[tuple[str, str], ...] = ()

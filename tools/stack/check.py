@@ -41,11 +41,9 @@ def tops(messages: Sequence[PatchMessage]) -> list[int]:
 
 
 def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Sequence[str] = SUITES) -> int:
-    """Render each prefix onto a copy, import it, run what must hold there, a line each; 1 if something differs.
-
-    A prefix runs the tests that its patches bring, where torch_overlay can't be imported. The whole stack also runs our
-    suites, each test of which must end as it does under the overlay.
-    """
+    """Render each prefix onto a copy, import it, and run the tests that its patches bring, without torch_overlay; of
+    the whole stack also our suites, each test of which must end as under the overlay. Returns 1 if something
+    differs."""
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
         raise StackError(f"--check runs tests, which need {', '.join(missing)}: pip install -e '.[test,dev]'")
@@ -98,16 +96,13 @@ _SIMULATOR = "test/distributed/tensor/planner_simulator.py"  # a helper
 
 
 def environment(way: str, patched: pathlib.Path | None = None) -> dict[str, str]:
-    """Of a process that runs tests in this way; the patched copy comes before the installed torch."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_OVERLAY_")}
     return {**clean, "TORCH_OVERLAY_TEST": way, "PYTHONPATH": str(patched or ""), "OMP_NUM_THREADS": "1"}
 
 
 def run(tests: Sequence[str], where: pathlib.Path, env: Mapping[str, str]) -> Results:
-    """How each test ended: passed, skipped, left out, or failed with the reason in brackets.
-
-    With all its ranks a run is killed after a limit: a rank that hangs where no Python runs outlives pytest's own.
-    """
+    """How each test ended. With all its ranks a run is killed after a limit: where no Python runs, a rank outlives
+    pytest's own."""
     with tempfile.TemporaryDirectory() as name:
         report = pathlib.Path(name) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}"]
@@ -143,8 +138,7 @@ def _outcome(case: ET.Element) -> str:
 
 
 def compare(before: Results, after: Results) -> list[str]:
-    """What must not be on the patched torch, a line a test: failed, or another end than under the overlay. Only what
-    the package itself does may be left out there: its switch, its status, its options."""
+    """What must not be: failed, or another end than under the overlay. Only what the package does may be left out."""
     lines = []
     for name in sorted({*before, *after}):
         one, other = before.get(name, "missing"), after.get(name, "missing")

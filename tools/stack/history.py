@@ -20,7 +20,6 @@ class Repository:
     root: pathlib.Path
 
     def git(self, *command: str, text: str | None = None, env: Mapping[str, str] | None = None) -> str:
-        """What git prints. Raises StackError with its complaint."""
         ended = subprocess.run(
             ["git", "-C", str(self.root), *command],
             input=text,
@@ -68,10 +67,6 @@ class Repository:
         date = self.git("log", "-1", "--format=%cI", parent)
         dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
         return self.git("commit-tree", tree, "-p", parent, text=message, env=dates)
-
-    def move_to(self, commit: str) -> None:
-        """Bring the branch and the work tree to the commit; git refuses where that would lose something."""
-        self.git("reset", "--quiet", "--keep", commit)
 
 
 def text_of(message: PatchMessage, trailers: str = "") -> str:

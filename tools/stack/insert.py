@@ -15,7 +15,6 @@ already, the statement takes the place of that one.
 from __future__ import annotations
 
 import ast
-import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -141,9 +140,9 @@ def _asked(statement: ast.stmt) -> str:
     return f"if {ast.unparse(statement.test)}" if isinstance(statement, ast.If) else ""
 
 
-def insertions(patch: str, file: str, patches: pathlib.Path = PATCHES) -> list[Insertion]:
+def insertions(patch: str, file: str) -> list[Insertion]:
     """What the patch puts into the file. Raises StackError for a file that names no place."""
-    path = patches / "insert" / patch / file
+    path = PATCHES / "insert" / patch / file
     if not path.exists():
         return []
     name = f"patches/insert/{patch}/{file}"

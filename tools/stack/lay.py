@@ -141,13 +141,11 @@ class Laid:
                 known.add(name)
                 helpers[id(definitions[name])] = definitions[name]
                 waiting.append(definitions[name])
-        taken = {name for one in helpers.values() for name in bound(one)} & {*self.original, *self._bound_originally()}
+        imported = {one.bound for one in self.imported} - {one.bound for one in self.room.imports}
+        taken = {name for one in helpers.values() for name in bound(one)} & {*self.original, *imported}
         if taken:
             raise StackError(f"{self.name} has a {', '.join(sorted(taken))} of its own, so ours needs another name")
         return [one for one in self.room.source.tree.body if id(one) in helpers]
-
-    def _bound_originally(self) -> set[str]:
-        return {one.bound for one in self.imported} - {one.bound for one in self.room.imports}
 
     def _placed(self) -> list[ast.AST]:
         """What is laid or inserted, by its text: that has torch's types in place of some of ours."""

@@ -29,14 +29,14 @@ class PatchMessage:
     line: int = 1  # at which line of the file the body begins
 
 
-def read_series(folder: pathlib.Path = PATCHES) -> list[PatchMessage]:
+def read_series() -> list[PatchMessage]:
     """The patches in their order. Raises StackError for a file that lacks what a patch needs."""
     messages, stack = [], ""
-    for line in (folder / "series").read_text(encoding="utf-8").splitlines():
+    for line in (PATCHES / "series").read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             stack = line.strip("[] ")
         elif line.strip() and line[0] != "#":
-            messages.append(read_message(folder / f"{line.strip()}.md", stack))
+            messages.append(read_message(PATCHES / f"{line.strip()}.md", stack))
     return messages
 
 

@@ -53,8 +53,6 @@ def _upstream(text: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Room:
-    """A file of ours whose definitions go into torch's file of the same name."""
-
     file: str
     source: Source
     imports: tuple[Import, ...]  # of the file, without torch's file itself
@@ -65,7 +63,6 @@ class Room:
 
     @property
     def definitions(self) -> dict[str, ast.stmt]:
-        """The statements at top level by the names that they define, in their order."""
         return {name: statement for statement in self.source.tree.body for name in bound(statement)}
 
     def member(self, owner: str, name: str) -> ast.stmt:

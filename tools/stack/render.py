@@ -33,7 +33,6 @@ CHANGED = {file_of(module) for module in (CONFIG, *(row.module for row in ROWS))
 
 
 def states(tree: Tree, messages: Sequence[PatchMessage]) -> list[State]:
-    """Every file that these patches change, before the first and after each."""
     _check(tree, messages)
     torchs = functools.cache(lambda path: tree.read(path) if tree.exists(path) else None)
     upstream = Format(torchs)
@@ -145,5 +144,5 @@ def new_files(ours: pathlib.Path = OURS) -> set[str]:
     return files - {*CHANGED, *STAYS, f"{SEAM}.py"}
 
 
-def missing_files(messages: Iterable[PatchMessage], ours: pathlib.Path = OURS) -> set[str]:
-    return new_files(ours) - {file for message in messages for file in message.files}
+def missing_files(messages: Iterable[PatchMessage]) -> set[str]:
+    return new_files() - {file for message in messages for file in message.files}

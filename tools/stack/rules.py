@@ -49,7 +49,6 @@ class Change:
         return self.path.startswith("test/")
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """The added ones, with their numbers."""
         return ((i, line) for i, line in enumerate(self.text.splitlines(), 1) if i in self.added)
 
 
@@ -74,7 +73,6 @@ def _change(path: str, old: str, new: str) -> Change:
 
 
 def numbers(before: State, after: State) -> str:
-    """``3 files +21 -0, tests +100 -0``."""
     changed = changes(before, after)
     code, tests = [c for c in changed if not c.is_test], [c for c in changed if c.is_test]
     counts = [f"+{sum(len(c.added) for c in some)} -{sum(c.removed for c in some)}" for some in (code, tests)]
@@ -85,8 +83,7 @@ TABLE_HEAD = ("stack", "patch", "files", "added", "removed", "tests added", "row
 
 
 def table(messages: Sequence[PatchMessage], states: Sequence[State]) -> str:
-    """A line a patch, for reviewers: files and lines without tests, lines of tests, rows of the overlay's table; and
-    the sums."""
+    """A line a patch: files and lines without tests, lines of tests, rows of the overlay's table; and the sums."""
     lines = []
     for message, before, after in zip(messages, states, states[1:], strict=False):
         changed = changes(before, after)
@@ -167,7 +164,6 @@ def _words(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=512)
 def _definitions(text: str) -> dict[str, str]:
-    """The text of what a file and its classes define, by name."""
     source = read(text, "a rendered file")
     outer = [one for block in blocks(source.tree.body) for one in block]
     inner = [one for owner in outer if isinstance(owner, ast.ClassDef) for one in owner.body]

@@ -35,7 +35,6 @@ class Source:
             self._starts.append(self._starts[-1] + len(line))
 
     def line(self, number: int) -> int:
-        """Where a line begins, counted from 1."""
         return self._starts[number - 1]
 
     def start(self, node: ast.AST) -> int:
@@ -86,7 +85,6 @@ def edited(data: bytes, edits: Iterable[Edit], start: int = 0, end: int | None =
 
 
 def bound(statement: ast.stmt) -> set[str]:
-    """The names that a statement defines; imports aside."""
     if isinstance(statement, (*Function, ast.ClassDef)):
         return {statement.name}
     targets = statement.targets if isinstance(statement, ast.Assign) else []

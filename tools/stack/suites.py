@@ -73,8 +73,7 @@ def decorated(path: str, there: str, marks: str) -> str:
 def _import_edits(
     path: str, theirs: Source, ours: Source, imported: Mapping[str, Import], defined: Mapping[str, ast.stmt]
 ) -> Iterator[Edit]:
-    """Edits that import what the file lacks. One name taken from two modules, as torch re-exports many, is one thing;
-    what another test file of ours has may have landed in this file before."""
+    """Edits that import what the file lacks. One name from two modules, as torch re-exports many, is one thing."""
     new: list[Import] = []
     for one in imports(ours.tree.body, ""):
         if one.home.startswith("test_") and one.bound in defined:
@@ -87,7 +86,6 @@ def _import_edits(
 
 
 def _runs(statement: ast.stmt) -> bool:
-    """``if __name__ == "__main__":``"""
     return isinstance(statement, ast.If) and ast.unparse(statement.test).startswith("__name__ ==")
 
 

@@ -93,7 +93,6 @@ class Tree:
         return None
 
     def has_it(self, row: Patch) -> bool:
-        """Whether the tree brings by itself what the row would add."""
         return row.kind is Kind.ADD and "<" in row.releases and self._defines(row)
 
     def _defines(self, row: Patch) -> bool:
@@ -140,9 +139,8 @@ def installed_torch() -> pathlib.Path:
 
 
 def copy_torch(installed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """Make ``folder/torch``; a Python with the folder on its path imports it in place of the installed one. Files are
-    copied, so that a commit of the folder has them; other folders than torch.distributed are links.
-    """
+    """Make ``folder/torch`` to import in place of the installed one: copies of files, for commits, and links of
+    folders."""
     target = folder / "torch"
     if target.exists():
         raise StackError(f"{target} is there already; give a folder without torch")

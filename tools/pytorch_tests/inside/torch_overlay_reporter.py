@@ -16,7 +16,6 @@ NOT_RUN = "Previous test failed, skipping"
 
 
 def case_of(nodeid):
-    """The case in its file: ``Class::test``."""
     return nodeid.partition("::")[2] or nodeid
 
 
@@ -26,8 +25,6 @@ def glob(pattern):
 
 
 class Reporter:
-    """One session."""
-
     def __init__(self, job):
         self.report = job["report"]
         self.done, self.only, self.fork = set(job["done"]), job["only"], job["fork"]
