@@ -64,8 +64,8 @@ class Session:
         return self.sources[module]
 
     def unrecognised(self, patch: Patch, live: object) -> str | None:
-        """Say what is there instead of a row's target (`live`, or by the source file alone); None if it is the right
-        one."""
+        """Say what is there instead of a row's target (`live`; None to look at the source file alone), or None if that
+        is the right one."""
         return versions.unrecognised(patch, self.release, self.source(patch.module), live)
 
     def recognise_targets(self) -> None:
@@ -100,7 +100,8 @@ class Session:
                 self.waiting.setdefault(patch.module, []).append(patch)
 
     def apply(self, patches: list[Patch]) -> None:
-        """Check these rows against the live objects, then apply all of them or none."""
+        """Check these rows against the live objects, then apply all of them or none. A row whose target isn't torch's
+        is left out with its unit; if the session is strict, that raises."""
         changes, refused = engine.prepare(patches, self.unrecognised)
         self.refuse(refused)
         # A refused row takes the others of its unit with it, also those that were recognised.
@@ -130,7 +131,8 @@ class Session:
         self.refused |= engine.fallen((p for p in self.patches if p not in self.changes), self.refused)
 
     def end(self, force: bool) -> None:
-        """Undo all changes, with `force` also what somebody else patched over, and stop waiting."""
+        """Undo all changes, and stop waiting; nothing, if somebody patched over ours, unless `force` undoes that,
+        too."""
         # All are looked at before the first is undone: a foreign patch must not leave the overlay half on.
         changes = list(self.changes.values())
         if not force:

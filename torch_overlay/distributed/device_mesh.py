@@ -234,7 +234,8 @@ class _DeviceMesh:
         )
 
     def _stable_hash(self: DeviceMesh) -> str:
-        """A hash that is the same in every process, for caches of compiled code."""
+        """A hash that is the same in every process, for caches of compiled code. `hash`
+        isn't: Python seeds it per process for strings."""
         return hashlib.blake2b(
             repr((self._hash_key(), self._preserve_rank_order)).encode(), digest_size=16
         ).hexdigest()
@@ -684,7 +685,8 @@ def init_device_mesh(
 def _normalize_backend_override(
     backend_override: Mapping[Any, Any], ndim: int, mesh_dim_names: _Names | None = None
 ) -> Iterator[Override]:
-    """One (backend, options) for each mesh dim, from a dict by number or name."""
+    """One (backend, options) for each mesh dim, from a dict by number or name, which
+    isn't changed."""
     return iter(normalize_overrides(backend_override, ndim, mesh_dim_names))
 
 

@@ -261,8 +261,8 @@ def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:
 
 
 def _store_tokens(mesh: DeviceMesh, tokens: Sequence[str | None]) -> None:
-    """Store the tokens of the axes: one if all are the same, else pairs with axis
-    names."""
+    """Store the tokens of the axes in place of former ones: one if all are the same,
+    pairs of axis name and token if not, nothing if no axis has one."""
     mesh.__dict__.pop("_apart", None)
     if len(set(tokens)) > 1:
         names = axis_names(mesh._mesh_dim_names, len(tokens))

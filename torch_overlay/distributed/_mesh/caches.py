@@ -40,8 +40,8 @@ def is_traced() -> bool:
 
 
 def traced_view(mesh: DeviceMesh, method: str, *arguments: Any) -> DeviceMesh:
-    """The view that ``method`` returns, as an input of the graph, made at compile
-    time."""
+    """The view that ``method`` returns, as an input of the graph, made once, when code
+    is compiled. Call it only while dynamo traces, see `is_traced`."""
     name = mesh._trace_view(method, *map(_with_fixed_numbers, arguments))
     return getattr(mesh._get_root_mesh()._traced_views, name)
 
@@ -138,8 +138,9 @@ def as_good_as(mesh: DeviceMesh, other: DeviceMesh) -> bool:
 
 
 def forget_shardings_of_equal_root(shared: SharedState) -> None:
-    """Empty the caches of sharding results if another root mesh over the same ranks
-    still lives: these caches may hold it. Call it once for each new root mesh."""
+    """Empty the caches of sharding results if another root mesh over the same ranks in
+    the same order still lives: these caches may hold it. Call it once for each new
+    root."""
     key = shared.rank_map.key
     if key in _latest:
         forget_shardings()

@@ -149,7 +149,8 @@ def explained(wait: Callable[[], tuple[str, Sequence[int]]]) -> Iterator[list[st
 def _start_timer(
     wait: Callable[[], tuple[str, Sequence[int]]], found: list[str]
 ) -> threading.Timer | None:
-    """Start the timer that logs the warning of `explained`, later on higher ranks."""
+    """Start the timer that logs the warning of `explained`, in another thread, whose
+    errors are ignored: after `SECONDS`, later on higher ranks."""
     world = distributed_c10d._get_default_group()
     if not _can_wait(world):
         return None
@@ -215,8 +216,8 @@ def who_builds(store: Any, ranks: Sequence[int]) -> dict[str | None, list[int]]:
 
 
 def _ranks_with_line(store: Any, ranks: Sequence[int]) -> list[int]:
-    """The ranks that left a line; reads no key that isn't set, so it waits for no
-    rank."""
+    """Those of the ranks, in this order, that left a line. Waits for no rank: it reads
+    no key that isn't set."""
     if not ranks or store.check([_line_key(rank) for rank in ranks]):
         return [*ranks]
     if len(ranks) == 1:

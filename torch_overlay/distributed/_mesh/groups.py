@@ -455,9 +455,9 @@ def _make_missing_joint_groups(
 
 
 def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
-    """The backend and options of an axis. Only the backend if its group wasn't made
-    here; (None, None) for the default group, a destroyed one, and mostly on a rank
-    outside."""
+    """The backend and options of an axis; the backend alone if its group wasn't made
+    here. (None, None) for the default group, a destroyed one, and on a rank outside for
+    an axis that asked for nothing."""
     own_groups = group_names(mesh)
     overrides = universe.overrides if universe is not None else {}
     # A rank outside must ask for the same groups as the members, since all ranks may
@@ -479,8 +479,8 @@ def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Overr
 def _joint_key(
     mesh: DeviceMesh, universe: Universe | None, axes: Sequence[int]
 ) -> tuple[_FlatLayout, Kind] | None:
-    """Ascending indices, backend and options; None for axes of groups of different
-    kinds."""
+    """The key of a joint group: indices in ascending order, backend and options. None
+    if the groups of the axes are of different kinds."""
     kinds = {Kind.of(override_of(mesh, universe, axis)) for axis in axes}
     return (
         (view_of(mesh).layout.select(axes).collapse().ascending(), kinds.pop())
@@ -608,8 +608,7 @@ def _describe_wait(
 def _create_groups(
     request: Request, copies: list[list[int]], alone: bool
 ) -> list[ProcessGroup | None]:
-    """Create the groups by one split of the default group if possible, or one by
-    one."""
+    """Create the groups by one split of the default group, or one by one."""
     # One call makes the groups of all copies.
     if not alone and _can_split(distributed_c10d._get_default_group(), request, copies):
         group = _split(request, copies)

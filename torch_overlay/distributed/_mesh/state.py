@@ -472,7 +472,8 @@ def is_apart(mesh: DeviceMesh) -> bool:
 
 
 def private_group_key(mesh: DeviceMesh) -> tuple[Any, ...]:
-    """The tokens of private groups: part of a mesh's hash and equality, for caches."""
+    """Tokens of private groups, in hash and equality, so that caches tell meshes
+    apart."""
     return shared_state(mesh).private, mesh.__dict__.get("_apart")
 
 

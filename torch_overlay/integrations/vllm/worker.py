@@ -328,7 +328,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             return self._load_as_vllm(weights)
 
     def _load_as_vllm(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
-        """Call the model's `load_weights`, without vLLM's check that a draft head is complete."""
+        """Call the model's `load_weights`, which puts experts where they were at first; without vLLM's check that a
+        draft head is complete, since `weights` need not be all of the model's."""
         with _all_may_not_come():
             return self.model.load_weights(weights)
 

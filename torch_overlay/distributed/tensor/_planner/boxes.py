@@ -50,8 +50,8 @@ class Box(_BoxFields):
         return Box(tuple(a - b for a, b in zip(self.start, outer.start)), self.length)
 
     def then(self, other: Box) -> Box | None:
-        """Return both as one box, if it has this one's elements and then the
-        `other`'s."""
+        """Return both as one box, if its elements, row-major, are this one's and then
+        the `other`'s."""
         for dim, length in enumerate(self.length):
             inner = dim + 1
             if other.start[dim] == self.start[dim] + length:
@@ -127,9 +127,9 @@ def longest(length: int, parts: Sequence[int]) -> int:
 
 def lengths(length: int, parts: Sequence[int]) -> set[int]:
     """Return the different lengths of the pieces when `length` elements are cut into
-    `parts[0]` pieces, each of these into `parts[1]`, and so on; 0 if one is empty. The
-    shortest need not come from the shortest: of 5 elements in four pieces one is empty,
-    of 4 none.
+    `parts[0]` pieces, each of these into `parts[1]`, and so on, 0 among them if one is
+    empty. The shortest need not come from the shortest: of 5 elements in four pieces
+    one is empty, of 4 none.
 
     >>> sorted(lengths(9, (2, 2)))
     [2, 3]

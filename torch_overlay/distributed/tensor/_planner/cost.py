@@ -46,7 +46,8 @@ class Groups:
 
     @staticmethod
     def of(axes: Iterable[Iterable[int]] | None, sizes: tuple[int, ...]) -> Groups:
-        """The groups over these sets of axes, all if None, without axes of size 1."""
+        """Groups over these sets of axes, all if None, without axes of size 1 and sets
+        of fewer than two others."""
         if axes is None:
             return Groups(sizes)
         joint = (tuple(sorted(a for a in group if sizes[a] > 1)) for group in axes)

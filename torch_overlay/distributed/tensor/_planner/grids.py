@@ -41,7 +41,8 @@ class Grid(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """True if the result is a view. In the example of the module, what arrives is.
+        """True if the result is a view, as what is unpacked in the example of the
+        module.
 
         >>> to_pack = Grid((2, 3, 4), (2, 3, 4), order=(1, 0, 2))
         >>> to_unpack = Grid((3, 2, 4), (3, 2, 4), order=(0, 1, 2))
@@ -96,7 +97,8 @@ def grids(
 
 
 def talkers(step: AllToAll, coordinate: Coordinate) -> list[int]:
-    """For each member, 1 if it exchanges elements with this rank by a grid, else 0."""
+    """For each member, 1 if it exchanges elements with this rank by the step's grid,
+    else 0."""
     talks, axes = [1], _talking(step)
     for axis in step.axes:
         size, own = step.before.sizes[axis], coordinate[axis]
@@ -106,9 +108,9 @@ def talkers(step: AllToAll, coordinate: Coordinate) -> list[int]:
 
 
 def _talking(step: AllToAll) -> tuple[int, ...]:
-    """Return the axes along which a rank receives from members at other coordinates:
-    those that cut a dim before the step and not after it, and those that it reduces
-    over."""
+    """Return the axes, ascending, along which a rank receives from members at other
+    coordinates: those that cut a dim before the step and not after it, and those that
+    it reduces over. The step must have a grid."""
     gone = itertools.chain.from_iterable(
         before[len(after) :] for before, after in _orders(step)
     )

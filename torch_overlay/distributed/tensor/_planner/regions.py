@@ -173,7 +173,7 @@ class Regions(_RegionsFields):
         return start, length
 
     def box(self, coordinate: Sequence[int]) -> Box:
-        """Return the box of the global tensor that `coordinate` holds."""
+        """Return the box that `coordinate` holds; empty if a cut leaves it nothing."""
         spans = [self.span(dim, coordinate) for dim in range(len(self.shape))]
         return Box(
             tuple([start for start, _ in spans]), tuple([length for _, length in spans])
@@ -220,7 +220,8 @@ class Regions(_RegionsFields):
     def _along(
         self, dim: int, start: int, length: int, ranges: Sequence[range], zero: int
     ) -> list[Chunk]:
-        """Return the pieces of a dim that overlap an interval, cut down to it."""
+        """Return the pieces of a dim that overlap an interval, ascending and cut to
+        it."""
         cuts = [(axis, self.sizes[axis], ranges[axis]) for axis in self.orders[dim]]
         # An empty box is nowhere, so nobody holds a part of it.
         if not length:

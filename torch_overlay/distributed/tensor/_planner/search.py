@@ -75,7 +75,8 @@ Searched = tuple[Steps, frozenset[int]]
 
 def crossed(before: Regions, after: Regions) -> frozenset[int]:
     """Return the axes along which some rank has another coordinate than the nearest
-    holder of a piece that it wants; perhaps more where shards are empty."""
+    holder of a piece that it wants. Empty only if every rank holds what it wants;
+    perhaps more where shards are empty."""
     if 0 in after.shape:
         return frozenset()
     axes: set[int] = set()
@@ -574,7 +575,7 @@ class Reduction:
         self, before: Regions, narrow: Regions, axes: frozenset[int]
     ) -> Steps:
         """Return the steps that all-reduce the part in `narrow`, by as few groups as
-        can."""
+        cover these axes, after a narrow where it isn't all of `before`."""
         steps: list[Step] = [] if narrow == before else [Narrow(before, narrow)]
         for group in self.groups.cover(axes):
             then = narrow.without_pending(group)

@@ -115,7 +115,8 @@ class Diagonal(NamedTuple):
     shard: Digit
 
     def follow(self, other: list[int], coordinate: Sequence[int]) -> None:
-        """Move `other`, with the same replica digit, onto `coordinate`'s diagonal."""
+        """Move `other`, in place, onto the diagonal of `coordinate`. On entry both have
+        the same replica digit."""
         replica, shard = self
         digit = replica.of(coordinate)
         moved = (digit + shard.of(other) - shard.of(coordinate)) % replica.base
@@ -252,7 +253,8 @@ class Narrow(_Change):
     target wants."""
 
     def box(self, coordinate: Coordinate) -> Box:
-        """Return the place of the target box in the local tensor, or an empty box."""
+        """Return the place of the target box in the local tensor; if that is empty, an
+        empty box of its shape."""
         old, new = self.before.box(coordinate), self.after.box(coordinate)
         return (
             new.inside(old) if new.elements else Box((0,) * len(new.length), new.length)
@@ -314,7 +316,8 @@ class Collective(_Change):
     def _pieces_by_member(
         self, coordinate: Coordinate, whole: Box, parts: Regions
     ) -> list[Piece]:
-        """Return the part of a box that each member holds by `parts`, unless empty."""
+        """Return the parts of a box of this rank that members hold by `parts`, in the
+        order of the members, none empty."""
         holders = _holders_of(whole, parts, self._ranges(coordinate, self.axes))
         return sorted([Piece(self.member(holder), box) for holder, box in holders])
 
@@ -375,8 +378,8 @@ class ReduceScatter(Collective):
         return self.after.most
 
     def pieces(self, coordinate: Coordinate) -> list[Piece]:
-        """Return the part of the local tensor for each member that gets more than
-        padding."""
+        """Return which part of the local tensor goes to each member; one with an empty
+        box has no piece, only padding."""
         return self._pieces_by_member(
             coordinate, self.before.box(coordinate), self.after
         )

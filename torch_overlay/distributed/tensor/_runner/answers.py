@@ -145,7 +145,8 @@ def _only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
 
 
 def _multiple(size: Any, parts: int) -> Any:
-    """Return the same size as a multiple of `parts`: its quotient needs no rounding."""
+    """Return the size, which must be one, as a multiple of `parts`: its quotient needs
+    no rounding."""
     return size if isinstance(size, int) or parts == 1 else parts * (size // parts)
 
 

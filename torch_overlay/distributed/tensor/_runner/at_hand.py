@@ -115,7 +115,8 @@ class AtHand(NamedTuple):
 
 
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
-    """Return the sets of two or more axes, none of size 1, that have a group."""
+    """Return the sets of two or more axes, none of size 1, that have a group. The mesh
+    must have process groups, and contain this rank."""
     return at_hand(mesh, Site.of(mesh)).joint
 
 
@@ -185,7 +186,8 @@ def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
 def wrong_order(mesh: DeviceMesh) -> str | None:
     """Say which axis of a mesh has a group with its ranks in another order; None if
     none. DTensor scatters in the order of the group and cuts in that of the mesh, so
-    nobody knows which shard a rank holds. What is found is remembered."""
+    nobody knows which shard a rank holds. The mesh must have process groups, and
+    contain this rank. What is found is remembered."""
     known = shared_state(mesh).remembered.orders
     key = view_of(mesh), tuple(group_names(mesh) or ())
     if key not in known:

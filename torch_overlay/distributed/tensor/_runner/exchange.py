@@ -371,7 +371,8 @@ def swap(
     group: Group,
     finish: Local,
 ) -> Local:
-    """Make the function that exchanges flat tensors, as bytes if backends need it."""
+    """Make the function that exchanges flat tensors by these splits, in elements.
+    Dtypes that backends don't move travel as bytes."""
 
     def run(flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype in MOVED:
@@ -536,7 +537,7 @@ def combine(
 
 
 def splits(pieces: Sequence[Piece], group: Group) -> list[int]:
-    """Return how many elements each rank of the group has, in the group's order."""
+    """Return how many elements go to, or come from, each rank, in the group's order."""
     counts = [0] * len(group.places)
     for piece in pieces:
         counts[group.places[piece.member]] += piece.box.elements
@@ -678,7 +679,7 @@ def _one_round(
     own: int,
     group: Group,
 ) -> _Round:
-    """Make the functions that exchange, and wait, and unpack one round."""
+    """Make the functions of one round: the exchange, which waits, and the unpack."""
     sent, received = (
         [piece for piece in pieces if piece.member != own]
         for pieces in (sends, receives)

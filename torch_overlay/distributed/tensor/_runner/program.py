@@ -100,7 +100,8 @@ def runners(
     group_of: Callable[[tuple[int, ...]], Group],
     async_op: bool = False,
 ) -> Stages:
-    """Make the functions that take the local tensor from the source to the target.
+    """Make the functions that take the local tensor, one after the other, from the
+    source to the target.
 
     With `async_op` the last collective isn't waited for: its result is an
     `AsyncCollectiveTensor`, which waits when it is first read, also by a later function
@@ -272,7 +273,8 @@ def _make_reduce_scatter(
 
 
 def _pack_padded(step: ReduceScatter, coordinate: Coordinate, group: Group) -> Local:
-    """Make the function that packs a piece for each member, padded to the longest."""
+    """Make the function that packs one piece for each member, padded with zeros to the
+    length of the longest, in the order of the group."""
     chunk = step.chunk
     pieces = [
         (group.places[piece.member] * chunk, piece.box)
@@ -579,8 +581,8 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
 
 
 def _runs_step_by_step(question: Question, device_type: str) -> set[type[Step]]:
-    """Return the kinds of steps for any backend: local ones, and the stepwise
-    path's."""
+    """Return the kinds of steps that a plan may have on any backend: the local ones,
+    and the collectives that the step-by-step path runs for the same question."""
     kinds: set[type[Step]] = {Narrow, Embed, Divide}
     for old, new, size in zip(
         question.source, question.target, question.sizes, strict=True
