@@ -203,7 +203,7 @@ class Transfer:
         """Set `joined` and `gone`, and raise if too few servers are left."""
         if self._fleet is not None:
             fleet = self._fleet.fleet
-            self.joined, self.gone = fleet.changes()
+            self.joined, self.gone = fleet.take_news()
             if len(fleet.units) < self._at_least and self._fleet.is_trainer:
                 left = ", ".join(repr(unit.name) for unit in fleet.units) or "none"
                 raise RuntimeError(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import forks
 import torch_overlay
 import torch_overlay.transfers.making  # which takes a second, in which nobody waits
-from torch_overlay.rendezvous import long_waits, traffic, watch
+from torch_overlay.rendezvous import connections, long_waits, watch
 from torch_overlay.transfers import checkpoint
 from way import needs_package
 
@@ -160,8 +160,8 @@ def test_no_wait_ends_while_bytes_come():
 
 
 def test_connections_count_what_they_carry():
-    connections, before = traffic.Connections(), socket.create_server(("127.0.0.1", 0))
-    with connections.opening():
+    known, before = connections.Connections(), socket.create_server(("127.0.0.1", 0))
+    with known.opening():
         client = socket.create_connection(before.getsockname())
         server, _ = before.accept()
     with before, client, server:
@@ -169,5 +169,5 @@ def test_connections_count_what_they_carry():
         server.recv(1000, socket.MSG_WAITALL)
         server.sendall(bytes(10))
         client.recv(10, socket.MSG_WAITALL)
-        assert connections.carried >= 2 * 1010
-    assert not connections.carried
+        assert known.carried >= 2 * 1010
+    assert not known.carried

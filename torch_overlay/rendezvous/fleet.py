@@ -1,4 +1,4 @@
-"""`Fleet`: the servers that come to an open place, and go. Start at `Fleet.change`.
+"""`Fleet`: the servers that come to an open place, and go. Start at `Fleet.begin_epoch`.
 
 A unit is a server: its ranks come and go together. Each change makes a new epoch: rank 0 writes into the store which
 units there are, and all others read it. Meetings and groups of one epoch have names of their own, so that nobody waits
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LEAVING = 2.0  # seconds that a store gets to hear that a server leaves
 LOOK = 0.05  # seconds between two looks at the store
-CLAIMED, LEFT, REFUSED = "claimed", "left", "refused"  # what becomes of a unit: it is complete, ...
+CLAIMED, LEFT, REFUSED = "claimed", "left", "refused"  # what becomes of a unit
 READY = "ready"  # counts its ranks that make their Transfer
 LATEST = "epochs"  # how many there were
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Unit(NamedTuple):
     """A server: ranks that come and go together.
 
     Attributes:
-        number: the how manieth one came, from 1.
+        number: counts those that came, from 1.
         name: tells units apart; a later one of the same name takes the place of the former.
         first: its first rank at the place; the others follow.
         size: how many ranks it has.
@@ -87,7 +87,7 @@ class Fleet:
         trainers: as given.
         units: those that are there.
         tag: of the present epoch, in the names of its meetings and groups.
-        joined, gone: since the last call of `changes`.
+        joined, gone: since the last call of `take_news`.
         is_used: whether there is a Transfer. A second one would miss who came for the first.
     """
 
@@ -118,7 +118,7 @@ class Fleet:
         if self._has_left:
             raise Dropped("This server isn't among those of the trainers any more. Join again.")
 
-    def changes(self) -> tuple[tuple[str, ...], tuple[Gone, ...]]:
+    def take_news(self) -> tuple[tuple[str, ...], tuple[Gone, ...]]:
         """Return the names of those who came, and who went, since the last call, and log them."""
         for unit in self.joined:
             logger.info("the server %r joined, as %s", unit.name, of_ranks(unit.ranks))
@@ -142,7 +142,7 @@ class Fleet:
 
     # --- Who is there ---
 
-    def change(self, lost: Mapping[int, str], takes_in: bool = True) -> None:
+    def begin_epoch(self, lost: Mapping[int, str], takes_in: bool = True) -> None:
         """Begin the next epoch: without the units with the numbers `lost`, whose values say why, and with those at the
         door if it `takes_in`. All ranks of the place that are left call it."""
         self._epoch += 1
@@ -284,8 +284,8 @@ class Fleet:
         return Unit(*json.loads(word)), ""
 
     def _check_refused(self) -> None:
-        if self._unit and self._store.check([f"unit {self._unit} refused"]):
-            raise ValueError(f"This server was refused: {self._store.get(f'unit {self._unit} refused').decode()}.")
+        if self._unit and self._store.check([f"unit {self._unit} {REFUSED}"]):
+            raise ValueError(f"This server was refused: {self._store.get(f'unit {self._unit} {REFUSED}').decode()}.")
 
     def leave(self) -> None:
         """Say that this rank's unit leaves. Does nothing on a trainer, and if it is said, and raises nothing."""

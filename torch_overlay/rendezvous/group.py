@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from ..distributed._mesh.text import of_ranks
+from .connections import Connections
 from .meeting import Place, in_world
 from .team import Common, Team, is_made_by_all, new_group
-from .traffic import Connections
 from .watch import CLOSED, CONNECT, ENDED, OVER, Watch
 
 if TYPE_CHECKING:

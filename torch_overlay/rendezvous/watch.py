@@ -220,7 +220,7 @@ class Failure(NamedTuple):
     is_timeout: bool
 
 
-class Traffic(NamedTuple):
+class Movement(NamedTuple):
     """When bytes moved last on this rank: in which run and step, how many its connections had carried, and when the
     clock saw it; 0 if it saw none."""
 
@@ -282,14 +282,14 @@ class Watch:
         self._keeps_store = keeps_store
         self._store = store
         self._close_connections, self._count_failure = close_connections, count_failure
-        self._carried, self._traffic = carried, Traffic((0, 0), 0, 0.0)
+        self._carried, self._movement = carried, Movement((0, 0), 0, 0.0)
         self._lease: Lease | None = None
         # The position and when it was entered. Replaced as a whole, since other threads read it without a lock.
         self._at = Position(0, 0, False, "making"), time.monotonic()
         self._begun = time.monotonic()  # the run
-        self._said = -1, -1  # the last runs in which this rank said that it works, or waits, for long
+        self._logged_in_runs = -1, -1  # the last runs in which this rank said that it works, or waits, for long
         self._asked: list[str] = []  # under which keys ranks that waited for long asked all others
-        self._heard = 0  # calls of other ranks that this one has answered
+        self._answered = 0  # calls of other ranks that this one has answered
         self._can_listen = True  # whether the store still answers
         self._lock = threading.Lock()
         self.is_cut = False  # whether the connections are closed, or are being closed
@@ -307,8 +307,8 @@ class Watch:
     @property
     def position(self) -> Position:
         """Where this rank is now."""
-        (position, since), traffic, now = self._at, self._traffic, time.monotonic()
-        moved = traffic.moved if traffic.step == position[:2] else 0.0
+        (position, since), movement, now = self._at, self._movement, time.monotonic()
+        moved = movement.moved if movement.step == position[:2] else 0.0
         return position._replace(seconds=now - since, still=now - max(since, moved))
 
     def begin(self, text: str, waits: bool = False) -> bool:
@@ -385,13 +385,13 @@ class Watch:
     def _learn(self, own: Failure | None) -> str:
         """Find out how the transfer failed, and return it in words. Closes the connections."""
         self._settled_at = time.monotonic()
-        heard = threading.Event()
-        found = ask_aside(lambda: self._find_missing(own, heard))
-        found.add_done_callback(lambda _: heard.set())  # a store that is gone raises at once
+        answers = threading.Event()
+        found = ask_aside(lambda: self._find_missing(own, answers))
+        found.add_done_callback(lambda _: answers.set())  # a store that is gone raises at once
         # The listener may have asked before: an answer that is late for it is late for all.
         asks_since = self._asks_since
         asked = 0.0 if asks_since is None else time.monotonic() - asks_since
-        if heard.wait(max(FIRST - asked, ASK)):
+        if answers.wait(max(FIRST - asked, ASK)):
             try:
                 return self._explain(found.result(ANSWER + STORE))
             except (FutureTimeout, RuntimeError):
@@ -404,19 +404,19 @@ class Watch:
             who = f"no answer any more from {of_ranks([self._keeper])}, {died}"
         return f"run {self.position.run}, {self.position.text}: {who}."
 
-    def _find_missing(self, own: Failure | None, heard: threading.Event) -> dict[str, Any]:
+    def _find_missing(self, own: Failure | None, store_answers: threading.Event) -> dict[str, Any]:
         """Agree with all ranks on which failure was the first, and on who is missing. Closes the connections.
         `compare_set` makes the first rank to write decide for all."""
         store = self._store
         if own is not None:
             self._count_failure()
             number = store.add("calls", 1)
-            heard.set()
+            store_answers.set()
             first = json.loads(store.compare_set("failure", "", json.dumps([*own, number])))
             store.set(f"call {number}", "failure" if first[-1] == number else "nothing")
         else:
             first = json.loads(store.get("failure"))
-            heard.set()
+            store_answers.set()
         number, failure = first.pop(), Failure(*first)
         position = self.position
         self.cut()
@@ -430,7 +430,7 @@ class Watch:
                 missing = [] if failure.why else self._missing(failure, answers)
                 reached = {str(rank): (at.run, at.step) for rank, at in answers.items()}
             missing, reached = json.loads(store.compare_set("missing", "", json.dumps([missing, reached])))
-        store.add("heard", 1)
+        store.add("informed", 1)
         if self._keeps_store:
             self._wait_for_others(number)
         return {"failure": failure, "missing": missing, "reached": reached}
@@ -441,7 +441,7 @@ class Watch:
         store, until = self._store, self._settled_at + TOLD
         closed = [rank for rank in self.ranks if store.check([f"closed {rank}"])]
         answered = [rank for rank in self.ranks if rank not in closed and store.check([f"answer {number} {rank}"])]
-        while store.add("heard", 0) < len(answered) and time.monotonic() < until:
+        while store.add("informed", 0) < len(answered) and time.monotonic() < until:
             time.sleep(ASK)
 
     def _missing(self, failure: Failure, answers: dict[int, Position]) -> list[list[Any]]:
@@ -470,7 +470,7 @@ class Watch:
         return sorted(absent + found, key=lambda each: each[0])
 
     def _explain(self, found: dict[str, Any]) -> str:
-        """Write what `_find_missing` returned (`found`) as a sentence for an error. Sets `gone`."""
+        """Write what `_find_missing` returned as a sentence for an error. Sets `gone`, `failed` and `reached`."""
         failure: Failure = found["failure"]
         self._failed_run = failure.run
         self.gone = tuple([rank for rank, _, is_gone in found["missing"] if is_gone])
@@ -531,11 +531,11 @@ class Watch:
         one waits, as far as these answer. Asks them in time, and never waits for them."""
         now, step = time.monotonic(), position[:2]
         if position.seconds > limit / 4:
-            carried, before = self._carried(), self._traffic
+            carried, before = self._carried(), self._movement
             if before.step != step:
-                self._traffic = Traffic(step, carried, 0.0)
+                self._movement = Movement(step, carried, 0.0)
             elif carried > before.carried:
-                self._traffic = Traffic(step, carried, now)
+                self._movement = Movement(step, carried, now)
         lease = self._lease
         if lease is None or lease.step != step:
             lease = Lease(step, 0, 0.0, None)
@@ -569,12 +569,12 @@ class Watch:
 
     def _say_if_long(self, position: Position, limit: float) -> None:
         """Log, once in each run, that this rank waits for long, and that it works for long."""
-        worked, waited = self._said
+        worked, waited = self._logged_in_runs
         if position.waits and position.seconds > long_waits.LONG and waited < position.run:
-            self._said = worked, position.run
+            self._logged_in_runs = worked, position.run
             ask_aside(lambda: self._say_wait(position, limit))
         elif not position.waits and time.monotonic() - self._begun > long_waits.LONG and worked < position.run:
-            self._said = position.run, waited
+            self._logged_in_runs = position.run, waited
             long_waits.say_work(
                 self.rank, time.monotonic() - self._begun, f"{position.text}, in {self._where(position)}"
             )
@@ -601,11 +601,11 @@ class Watch:
         """Answer the calls of other ranks, and close the connections if one of them failed. Called by the listener."""
         try:
             self._asks_since = time.monotonic()
-            while self._can_listen and self._store.check([f"call {self._heard + 1}"]):
-                self._heard += 1
+            while self._can_listen and self._store.check([f"call {self._answered + 1}"]):
+                self._answered += 1
                 # First of all, so that a run which hasn't ended, as the answer says, doesn't end any more.
-                closes = self._store.get(f"call {self._heard}") == b"failure" and self._begin_cut()
-                self._answer(self._heard, self.position)
+                closes = self._store.get(f"call {self._answered}") == b"failure" and self._begin_cut()
+                self._answer(self._answered, self.position)
                 if closes:
                     self._end_cut()
         except RuntimeError:
@@ -690,7 +690,9 @@ class Watch:
             return
         calls = range(1, store.add("calls", 0) + 1)
         keys = (
-            [f"closed {rank}" for rank in self.ranks] + [f"call {n}" for n in calls] + ["failure", "missing", "heard"]
+            [f"closed {rank}" for rank in self.ranks]
+            + [f"call {n}" for n in calls]
+            + ["failure", "missing", "informed"]
         )
         keys += [each for key in self._asked for each in (key, f"{key} answers")]
         for key in (*keys, *[f"answer {n} {rank}" for n in calls for rank in self.ranks], "calls", "closed"):

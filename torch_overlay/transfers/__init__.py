@@ -1,1 +1,1 @@
-"""Many tensors from one layout to another: what `Transfer` and `redistribute` of the face are made of."""
+"""Many tensors from one layout to another: what `torch_overlay.Transfer` and `redistribute` are made of."""

@@ -58,8 +58,8 @@ class Agreement:
         budget: the smallest one that a rank gave, in bytes.
         tensors: what is moved, in order of name.
         moves: how they are moved.
-        own: the indices of the moves that this rank plans (`own_moves`). With rounds, or where elements are passed on,
-            of all moves, since all ranks count the same parts of a run.
+        own: the indices of the moves that this rank plans (`own_moves`). With rounds or stages, or where elements may
+            be passed on, of all moves, since all ranks count the same parts of a run.
         passed: the moves by which ranks pass elements on.
         hops: with `changes`, those by which a run goes that brings so much that elements are better passed on; None if
             no run does.

@@ -209,7 +209,7 @@ def pack(numbers: torch.Tensor, now: torch.Tensor, before: torch.Tensor, form: F
     return message
 
 
-class Place(NamedTuple):
+class Spot(NamedTuple):
     """Where the elements of a message from number `first` on lie on the receiver: a block of a target."""
 
     first: int
@@ -220,7 +220,7 @@ def land(
     message: torch.Tensor,
     count: int,
     form: Form,
-    places: Sequence[Place],
+    spots: Sequence[Spot],
     targets: Sequence[torch.Tensor | None],
     wires: Sequence[torch.dtype | None],
 ) -> None:
@@ -235,17 +235,17 @@ def land(
     for width, width_count in zip(form.widths, _counts(numbers, form)):
         values.append((first, message[at : at + width_count * width].view(BY_WIDTH[width])))
         at, first = at + width_count * width, first + width_count
-    starts = [place.first for place in places]
+    starts = [spot.first for spot in spots]
     bounds = torch.searchsorted(numbers, torch.tensor(starts, device=numbers.device)).tolist() + [count]
     begins = [first for first, _ in values]
-    for place, low, high in zip(places, bounds, bounds[1:]):
+    for spot, low, high in zip(spots, bounds, bounds[1:]):
         if low == high:
             continue
         # Widths of which no element changed begin where the next one does; bisect takes the last of these.
         first, its = values[bisect_right(begins, low) - 1]
-        target, wire = present(targets[place.block.tensor]), wires[place.block.tensor]
+        target, wire = present(targets[spot.block.tensor]), wires[spot.block.tensor]
         new = its[low - first : high - first]
-        _flat(target, place.block)[_offsets(numbers[low:high] - place.first, place.block)] = (
+        _flat(target, spot.block)[_offsets(numbers[low:high] - spot.first, spot.block)] = (
             new if wire is None else new.view(wire).to(target.dtype)
         )
 
@@ -336,14 +336,14 @@ class Incoming(NamedTuple):
         place: the position of the sender in the group.
         form: of the message.
         copies: where it is written if it comes whole.
-        places: where its elements are written if changes come.
+        spots: where its elements are written if changes come.
         p2p: the point-to-point message, if it is a large piece; else None. If it comes whole, `P2PBatch` writes it.
     """
 
     place: int
     form: Form
     copies: Copies
-    places: list[Place]
+    spots: list[Spot]
     p2p: P2PMessage | None = None
 
 
@@ -642,7 +642,7 @@ class ChangesOnly(Exchanges):
             for message, header in zip(messages, headers):
                 bytes_ = came[at : at + header.size]
                 if header.elements != WHOLE:
-                    land(bytes_, header.elements, message.form, message.places, targets, wires)
+                    land(bytes_, header.elements, message.form, message.spots, targets, wires)
                 elif message.p2p is None:
                     message.copies.land(targets, bytes_)
                 at += header.size
@@ -673,16 +673,16 @@ def _bytes_of(p2p: P2PMessage, form: Form, sources: Locals, device: torch.device
     return copied
 
 
-def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[Copies, list[Place]]:
+def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[Copies, list[Spot]]:
     """Return where a message with these items is written: as a whole, and element by element."""
     loads: list[Load] = []
-    places: list[Place] = []
+    spots: list[Spot] = []
     at = first = 0
     for item in items:
         for load in loads_of(item, at):
             loads.append(load)
             for tensor in load.tensors:
-                places.append(Place(first, Block.at(tensor, part(present(targets[tensor]), load.box))))
+                spots.append(Spot(first, Block.at(tensor, part(present(targets[tensor]), load.box))))
                 first += load.box.elements
         at += item.step * len(item.tensors)
-    return Copies(locate_blocks(loads, targets, wires)), places
+    return Copies(locate_blocks(loads, targets, wires)), spots

@@ -248,7 +248,7 @@ def _joined(parts: Iterable[Stretch]) -> list[Stretch]:
 
 
 def _whole_rows(entry: Entry, element: int, room: int) -> int:
-    """Move a cut back to the begin of its row of dim 0, if several rows fit into a round."""
+    """Move a cut back to the beginning of its row of dim 0, if several rows fit into a round."""
     row = entry.elements // entry.shape[0] if entry.shape else 1
     return element // row * row if row * entry.itemsize * ROWS <= room else element
 

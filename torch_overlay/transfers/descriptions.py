@@ -44,7 +44,7 @@ class Description(NamedTuple):
         source, target: the shardings of the tensors that it gives, by name.
         problem: why it can't take part, in words; None if it can.
         tied: the names of its targets that are one block of memory.
-        options: as it gave them; None of a rank that can't take part.
+        options: as it gave them; None of one that refuses at once.
         gives_nothing: whether it gave None in place of both trees.
         checkpoint: what `Files.as_data` returned for its source, if that is a checkpoint.
         stages: the names of its targets that it gets in groups, one after the other.
@@ -138,7 +138,7 @@ def describe(
         staged: Mapping[str, object] = {}
         if stages is not None:
             stages.see(of_target := leaves(target, is_pieces))
-            stages.place((*of_target.values(), *sources.values()))
+            stages.choose_device((*of_target.values(), *sources.values()))
             staged = stages.by_name
         sides = sources, own_tensors(target, SIDES[1], on_meta=staged)
         paths = paths_of(source, names, is_pieces)

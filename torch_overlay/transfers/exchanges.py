@@ -322,42 +322,34 @@ class InTurn:
 
     @property
     def count(self) -> int:
-        """See `AnyExchanges`."""
         return sum([each.count for each in self._every])
 
     @property
     def staging(self) -> int:
-        """See `AnyExchanges`."""
         return max([each.staging for each in self._every], default=0)
 
     @property
     def seconds(self) -> dict[str, float]:
-        """See `AnyExchanges`."""
         return added([each.seconds for each in self._every])
 
     @property
     def sent_bytes(self) -> int:
-        """See `AnyExchanges`."""
         return sum([each.sent_bytes for each in self._every])
 
     @property
     def received_bytes(self) -> int:
-        """See `AnyExchanges`."""
         return sum([each.received_bytes for each in self._every])
 
     @property
     def changed(self) -> tuple[int, int]:
-        """See `AnyExchanges`."""
         counts = [each.changed for each in self._every]
         return sum([elements for elements, _ in counts]), sum([total for _, total in counts])
 
     def forget(self) -> None:
-        """See `AnyExchanges`."""
         for each in self._every:
             each.forget()
 
     def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
-        """See `AnyExchanges`."""
         receivers = None if ranks is None else [*ranks]
         for each in self._every:
             each.send_whole_next(receivers)

@@ -48,7 +48,7 @@ class Fleets:
             if (exchanges := _with_changes(old)) is not None:
                 kept = exchanges.give(_labels(old))
         while True:
-            self.fleet.change(lost, takes_in)
+            self.fleet.begin_epoch(lost, takes_in)
             self._place.forget_epochs()
             try:
                 state = self._make()

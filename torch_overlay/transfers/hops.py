@@ -169,7 +169,6 @@ class Parts(InTurn):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """See `AnyExchanges`."""
         return {**super().seconds, "stages": self.turns.seconds}
 
     def run(self, sources: Locals, targets: Locals, going: Going = GOING) -> None:

@@ -75,8 +75,8 @@ def relays_of(
             at += slab.elements * itemsize
             relay = None
             if turn is not None:
-                places = () if is_within else tuple([hosts.get(rank, "gone") for rank in tensor.target.ranks])
-                relay = _relay(tensor.source, tensor.target, itemsize, turn, places, part)
+                host_names = () if is_within else tuple([hosts.get(rank, "gone") for rank in tensor.target.ranks])
+                relay = _relay(tensor.source, tensor.target, itemsize, turn, host_names, part)
             relays.setdefault(tensor.name, []).append(Passing(begin + number, part, relay))
     return relays
 
@@ -112,9 +112,9 @@ def _relay(
     target: Sharding,
     itemsize: int,
     turn: int,
-    places: tuple[str, ...],
+    host_names: tuple[str, ...],
     slab: Box | None,
 ) -> Relay:
     """Plan the relay of tensors with these shardings, whose target's ranks are on these hosts."""
-    ends, hosts = (end_of(source, slab), end_of(target, slab)), dict(zip(target.ranks, places))
+    ends, hosts = (end_of(source, slab), end_of(target, slab)), dict(zip(target.ranks, host_names))
     return Relay.of(tuple(source.regions.shape), ends, target.ranks, itemsize, turn, hosts, end_of(target))

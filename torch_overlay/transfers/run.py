@@ -288,7 +288,7 @@ class Run:
         self._is_snapshot = self._has_copies = self._is_exchanged = False
         self._called = name_of(transfer.ranks)
         self._seconds: dict[str, float] = {}  # what it took so far, for `RunStats`
-        self._changed: list[str] = []  # what the program changed while a run in the background went on
+        self._problems_beside: list[str] = []  # what changed beside a run in the background, and what a function raised
         self._raised: Exception | None = None  # by a function of a stage
 
     @property
@@ -416,7 +416,7 @@ class Run:
 
         Returns RAN; or NEWS if nothing was sent, since servers came or left, and the Transfer is to be made anew.
         """
-        changed = RunDecision([])
+        after = RunDecision([])
         is_background = self.report.is_background
         if is_background:
             keep_for_this_stream((*self.sources, *self.targets))
@@ -430,18 +430,18 @@ class Run:
             if not problems and runs:
                 self._exchange(decision, (lambda: self._note_changes(sent)) if is_background else sent)
                 if decision.is_background or self._transfer.agreement.levels:
-                    changed = self._problems_after()
-                    if changed.problems and decision.is_background and self._transfer.options.changes:
+                    after = self._problems_after()
+                    if after.problems and decision.is_background and self._transfer.options.changes:
                         self._transfer.needs_whole = True  # what a sender kept and what it sent may be of two moments
         self.raise_if_any(problems)
-        if changed.problems:
+        if after.problems:
             what, advice = "what came is of two moments", "Wait until sent(), or run with snapshot=True."
             if self._transfer.agreement.levels:
                 what = "what came isn't in use everywhere"
                 advice = "What that function, and those of later stages there, haven't written is as before; run again."
-            said = "; ".join(changed.problems)
+            said = "; ".join(after.problems)
             raise ValueError(f"{self._called} ran, and {what}: {said}. {advice}") from self._raised
-        unfit = {**decision.unfit, **changed.unfit}
+        unfit = {**decision.unfit, **after.unfit}
         if unfit:
             said = with_paths("; ".join(by_sentence(unfit)), self._transfer.agreement.paths)
             raise Unfit(f"{self._called} goes on without servers that can't run: {said}.", unfit) from self._raised
@@ -522,7 +522,7 @@ class Run:
         self._bump_versions(plan)
         self._is_exchanged = True
         if plan.turns.error is not None:
-            self._raised, self._changed = plan.turns.error, [*self._changed, plan.turns.problem]
+            self._raised, self._problems_beside = plan.turns.error, [*self._problems_beside, plan.turns.problem]
             plan.turns.error = None  # its traceback holds what the function had
         transfer.wrote |= memory_of_targets(transfer, self.indices, self.targets)
         transfer.needs_whole = False
@@ -568,9 +568,9 @@ class Run:
             torch.accelerator.current_stream(device).synchronize()
         for tensor, versions, memory in self._versions:
             if tensor.versions != versions:
-                self._changed.append(tensor.changed_text)
+                self._problems_beside.append(tensor.changed_text)
             elif tensor.memory != memory:
-                self._changed.append(tensor.moved_text)
+                self._problems_beside.append(tensor.moved_text)
         sent()
 
     @property
@@ -582,9 +582,9 @@ class Run:
         """Say what the programs of all ranks changed while a run in the background went on, and which functions of
         stages failed, in words. Collective."""
         if self.report.is_background:
-            self._changed += [tensor.moved_text for tensor, memory in self._homes if tensor.memory != memory]
+            self._problems_beside += [tensor.moved_text for tensor, memory in self._homes if tensor.memory != memory]
         self.group.enter("saying what went wrong beside the exchanges", True)
-        return RunReport(self._changed).agree(self.group.member, self._trainers)
+        return RunReport(self._problems_beside).agree(self.group.member, self._trainers)
 
     def _failed(self, error: Exception) -> TransferFailed:
         """Return the error to raise for an error in a run: it says whether targets were written, and who is missing. If

@@ -127,7 +127,7 @@ class Stages:
         """The number of a name's group, from 1; 0 if it is in none."""
         return 1 + self.every.index(self.by_name[name]) if name in self.by_name else 0
 
-    def place(self, given: Iterable[Any]) -> None:
+    def choose_device(self, given: Iterable[Any]) -> None:
         """Decide on the device: that of the first tensor here that has memory; if none has, torch's default device."""
         devices = [local.device for leaf in given for local in _locals_of(leaf) if not local.is_meta]
         self.device = devices[0] if devices else torch.get_default_device()

@@ -68,7 +68,8 @@ class RunStats(NamedTuple):
         seconds: for what this rank did, in the order in which it began: "check" its tensors, "agree" with all ranks on
             whether they run, "plan" names that no run had before (with the digests of replicas, where they are
             compared), and, summed over all exchanges, "pack", "send", "wait", "unpack"; with `changes` also "compare",
-            of a checkpoint "read". On a GPU most of it is launching.
+            "say what changed" and "choose the way", of a checkpoint "read", with `stages` "stages", on a GPU "on the
+            device", where most of the others is launching.
         exchanges: how many there were.
         sent_bytes, received_bytes: to and from other ranks.
     """

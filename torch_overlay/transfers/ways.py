@@ -37,32 +37,26 @@ class EitherWay:
 
     @property
     def count(self) -> int:
-        """See `AnyExchanges`."""
         return self._ran.count
 
     @property
     def staging(self) -> int:
-        """See `AnyExchanges`."""
         return max(self._direct.staging, self._relayed.staging)
 
     @property
     def seconds(self) -> dict[str, float]:
-        """See `AnyExchanges`."""
         return added([self._direct.seconds, self._relayed.seconds if self._ran is self._relayed else {}])
 
     @property
     def sent_bytes(self) -> int:
-        """See `AnyExchanges`."""
         return self._ran.sent_bytes
 
     @property
     def received_bytes(self) -> int:
-        """See `AnyExchanges`."""
         return self._ran.received_bytes
 
     @property
     def changed(self) -> tuple[int, int]:
-        """See `AnyExchanges`."""
         return self._direct.changed
 
     def _passes_on(self, out: Sequence[int], into: Sequence[int]) -> bool:
@@ -93,18 +87,14 @@ class EitherWay:
             self.written = self._ran.written
 
     def give(self, labels: Sequence[object]) -> Kept:
-        """See `ChangesOnly`."""
         return self._direct.give(labels)
 
     def take(self, kept: Kept, labels: Sequence[object]) -> None:
-        """See `ChangesOnly`."""
         self._direct.take(kept, labels)
 
     def forget(self) -> None:
-        """See `AnyExchanges`."""
         self._direct.forget()
         self._relayed.forget()
 
     def send_whole_next(self, ranks: Iterable[int] | None = None) -> None:
-        """See `AnyExchanges`."""
         self._direct.send_whole_next(ranks)

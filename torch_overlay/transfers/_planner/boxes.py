@@ -125,7 +125,7 @@ def blocks(box: Box, first: int, last: int) -> list[Box]:
         top += 1
     if top < bottom:  # whole rows
         boxes.append(Box((start + top, *starts), (bottom - top, *lengths)))
-    return boxes + _at(start + bottom, blocks(inner, 0, left))  # the begin of the last row
+    return boxes + _at(start + bottom, blocks(inner, 0, left))  # the beginning of the last row
 
 
 def _at(place: int, boxes: list[Box]) -> list[Box]:

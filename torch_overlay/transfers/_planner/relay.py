@@ -2,7 +2,7 @@
 
 A relay is a sequence of hops, each planned as a move of pieces (`Pieced`). In the first hop, each element goes to one
 of the ranks that want it: a box that several ranks want is cut into stripes, one for each of them (`striped`). In the
-last hop, each rank gets what it lacks from these ranks. Where ranks gave `host=`, a hop in between brings each element
+last hop, each rank gets what it lacks from these ranks. Between several hosts a hop in between brings each element
 to one rank of each host, and the last hop stays within the hosts. Start at `Relay.of`. Standard library only.
 """
 

@@ -44,7 +44,7 @@ class Line(NamedTuple):
         box: of the whole tensor.
         total: the elements on the line, without holes.
         holes: where the holes begin on the line with holes, ascending.
-        gone: for each hole, the elements in it and in the holes before it.
+        skipped: for each hole, the elements in it and in the holes before it.
         ends: for each replica, where its interval ends; None if all intervals are equally long.
         replicas: how many ranks hold the box.
     """
@@ -53,7 +53,7 @@ class Line(NamedTuple):
     box: Box
     total: int
     holes: tuple[int, ...]
-    gone: tuple[int, ...]
+    skipped: tuple[int, ...]
     ends: tuple[int, ...] | None
     replicas: int
 
@@ -63,13 +63,13 @@ class Line(NamedTuple):
         source, target = move.source, move.target
         box, replicas = source.box(cell), source.replicas
         holes = sorted(_in_place(move, cell, box)) if source.ranks.meets(target.ranks) else []
-        gone = tuple(accumulate([length for _, length in holes]))
-        total = target.replicas * box.elements - (gone[-1] if gone else 0)
+        skipped = tuple(accumulate([length for _, length in holes]))
+        total = target.replicas * box.elements - (skipped[-1] if skipped else 0)
         ends = None
         if weights is not None and any(weights):
             whole = sum(weights)
             ends = tuple([total * upto // whole for upto in accumulate(weights)])
-        return Line(cell, box, total, tuple([begin for begin, _ in holes]), gone, ends, replicas)
+        return Line(cell, box, total, tuple([begin for begin, _ in holes]), skipped, ends, replicas)
 
     def begin(self, copy: int, part: Box) -> int:
         """Return where the interval of one target rank begins: a position on the line without holes, in elements."""
@@ -78,7 +78,7 @@ class Line(NamedTuple):
     def closed(self, place: int) -> int:
         """Map a position on the line with holes to the line without them."""
         before = bisect_left(self.holes, place)
-        return place - (self.gone[before - 1] if before else 0)
+        return place - (self.skipped[before - 1] if before else 0)
 
     def end(self, replica: int) -> int:
         """Return where the interval of a source replica ends: a position on the line without holes, in elements.
