@@ -401,7 +401,7 @@ def find_landings(
     fills = [fill for record in records.values() if record.why is None for fill in record.fills]
     found.fills, found._settings = tuple(_distinct(fills)), settings
     found.skipped = tuple([meta.name for meta in metas if not {meta.name} & (found.direct.keys() | found.whole.keys())])
-    found.untouched = _untouched(model, memory, records)
+    found.untouched = _untouched(model, records)
     return found
 
 
@@ -645,7 +645,7 @@ def _count_whole(records: Mapping[str, Record]) -> int:
     return sum([record.why is not None for record in records.values()])
 
 
-def _untouched(model: torch.nn.Module, memory: ModelMemory, records: Mapping[str, Record]) -> dict[str, int]:
+def _untouched(model: torch.nn.Module, records: Mapping[str, Record]) -> dict[str, int]:
     """By parameter or persistent buffer, how many of its elements nothing reaches."""
     unknown = set[int]()
     reached: dict[int, list[torch.Tensor]] = {}

@@ -401,7 +401,7 @@ class Place:
         """Come to an open place as a rank of a server, as `torch_overlay.join` does. See there for arguments."""
         place = cls.__new__(cls)
         host, port = place._begin("join", address, rank, world_size, key, timeout)
-        name = _name_of_unit(place, world_size) if name is None else name
+        name = _name_of_unit(world_size) if name is None else name
         place._purpose = f"Joining {address} as rank {rank} of the server {name!r}"
         begun, seconds = time.monotonic(), timeout.total_seconds()
 
@@ -634,7 +634,7 @@ def _numbers_of(worlds: Mapping[int, Sequence[Any]], rank: int) -> dict[int, int
     return {said[1]: place_rank for place_rank, said in worlds.items() if said[0] == own_token is not None}
 
 
-def _name_of_unit(place: Place, world_size: int) -> str:
+def _name_of_unit(world_size: int) -> str:
     """Return a name for a server that gave none: its ranks agree on it by their own world."""
     if world_size == 1:
         return secrets.token_hex(8)
