@@ -38,7 +38,7 @@ def runs_as_large(really: bool):
     if STOCK or not really:
         return contextlib.nullcontext()
 
-    return mock.patch.object(exchange, "LARGE", {"cpu": 0})
+    return mock.patch.object(exchange, "LARGE_BYTES", {"cpu": 0})
 
 
 def in_rounds():

@@ -37,5 +37,5 @@ def test_constants_are_those_of_the_type_of_device(mesh, monkeypatch):
             tensor.redistribute(placements=(Shard(1), Replicate()))
         counts[device] = mode.get_total_counts()
     assert counts["cpu"] == 1 < counts["meta"]
-    monkeypatch.setattr(exchange, "LARGE", {"cpu": 1 << 20, "meta": 64})
+    monkeypatch.setattr(exchange, "LARGE_BYTES", {"cpu": 1 << 20, "meta": 64})
     assert exchange.is_large(torch.ones(16, device="meta"), 16) and not exchange.is_large(torch.ones(16), 16)

@@ -27,7 +27,7 @@ def test_no_pair_takes_more_memory_than_stock(monkeypatch):
     from torch_overlay.distributed.tensor._planner import cost
     from torch_overlay.distributed.tensor._runner import exchange
 
-    monkeypatch.setattr(exchange, "LARGE", {"cpu": 0})
+    monkeypatch.setattr(exchange, "LARGE_BYTES", {"cpu": 0})
     monkeypatch.setattr(cost, "_ASSUMED", {"cpu": cost.Cost(round_bytes=1)})
     pairs = [*sample(all_pairs(), 5)]
     stock, ours = (peaks_of(side, pairs, (512, 64), rank=0) for side in (STOCK, OVERLAY))

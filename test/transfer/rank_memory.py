@@ -124,7 +124,9 @@ class MemoryCases:
                 if made is not None:
                     target[name], views = storage.move(sides[1], made, parts, None, tuple(whole.shape))
                 checks.append((name, views, wanted.get(self.rank, []), whole.to(after).flatten()))
-            with mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]):
+            with mock.patch.object(
+                exchanges, "LARGE_PIECES", (exchanges.LARGE_PIECES, Large(1, 40), Large(64, 1 << 20))[seed % 3]
+            ):
                 try:
                     transfer = torch_overlay.Transfer(source, target, budget=(1 << 20, 4000)[seed % 4 == 3])
                 except ValueError as error:

@@ -52,7 +52,9 @@ class OnlyChangedCases:
                 mock.patch.object(changes, "is_longer", changes.is_longer if seed % 5 == 0 else lambda *given: False),
                 mock.patch.object(changes, "FEW", (1, 32)[seed % 2]),
                 mock.patch.object(changes, "SAMPLED", (8, 1 << 20)[seed % 2]),
-                mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
+                mock.patch.object(
+                    exchanges, "LARGE_PIECES", (exchanges.LARGE_PIECES, Large(1, 40), Large(64, 1 << 20))[seed % 3]
+                ),
                 mock.patch.object(relays, "ROUND", (8, 200, 8 << 20)[seed // 3 % 3]),
                 mock.patch.object(hosts, "LEAST", 0),
                 torch_overlay.Transfer(

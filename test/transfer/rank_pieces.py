@@ -199,8 +199,8 @@ class PieceCases:
                         bytes_in[rank] += lacking * min(before.itemsize, after.itemsize)
             if not checks:
                 continue
-            large = (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]
-            with mock.patch.object(exchanges, "LARGE", large):
+            large = (exchanges.LARGE_PIECES, Large(1, 40), Large(64, 1 << 20))[seed % 3]
+            with mock.patch.object(exchanges, "LARGE_PIECES", large):
                 if torn:
                     with self.assertRaisesRegex(ValueError, f"isn't whole: the pieces of '{torn[0]}'"):
                         torch_overlay.Transfer(source, target, strict=False)

@@ -58,7 +58,9 @@ class RelayCases:
                 mock.patch.object(relay, "STRIPE", rng.choice((1, 8, 100))),
                 mock.patch.object(boxes, "EVEN", rng.choice((1, 16))),
                 mock.patch.object(relays, "ROUND", rng.choice((8, 200, 8 << 20))),
-                mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
+                mock.patch.object(
+                    exchanges, "LARGE_PIECES", (exchanges.LARGE_PIECES, Large(1, 40), Large(64, 1 << 20))[seed % 3]
+                ),
                 # Messages are short here, and would go whole.
                 mock.patch.object(changes, "is_longer", lambda *given: False),
                 mock.patch.object(own_hosts, "LEAST", 0),

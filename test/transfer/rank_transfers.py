@@ -161,7 +161,9 @@ class TransferCases:
                 for side, end in ((source, tensors[0].source), (target, tensors[0].target))
             ]
             with (
-                mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
+                mock.patch.object(
+                    exchanges, "LARGE_PIECES", (exchanges.LARGE_PIECES, Large(1, 40), Large(64, 1 << 20))[seed % 3]
+                ),
                 torch_overlay.Transfer(*parts, budget=(1 << 20, 2000)[seed % 2], keep=seed % 5 < 2) as transfer,
             ):
                 for turn in range(1 + 2 * (seed % 5 < 2)):

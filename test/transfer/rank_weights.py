@@ -57,7 +57,9 @@ class WeightCases:
                 wanted.append(placed(tensor.target, meshes[1], cast, self.rank).to_local())
             parts = [side if self.rank in end.ranks else None for side, end in zip((source, target), ends, strict=True)]
             with (
-                mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
+                mock.patch.object(
+                    exchanges, "LARGE_PIECES", (exchanges.LARGE_PIECES, Large(1, 40), Large(64, 1 << 20))[seed % 3]
+                ),
                 torch_overlay.Transfer(*parts, budget=(1 << 20, 2600)[seed % 2]) as transfer,
             ):
                 for _ in range(2):

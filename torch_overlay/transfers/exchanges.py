@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # On 8 gloo ranks a strided piece of 128 KB takes twice as long as packed. From 256 KB on pieces that lie in one stretch
 # save a copy for each rank that gets them: with a least of 1 MB a relay took 1.27 times as long.
-LARGE = Large(least=256 << 10, most=1 << 20)
+LARGE_PIECES = Large(least=256 << 10, most=1 << 20)
 IN_FLIGHT = 8  # messages that may be under way through the window
 TAGS = 1 << 20  # where the tags begin: above those of a program that sends messages in a mesh's group meanwhile
 
@@ -54,7 +54,7 @@ TAGS = 1 << 20  # where the tags begin: above those of a program that sends mess
 def large_on(team: Team) -> Large | None:
     """Return which pieces go directly: large ones on gloo, where a rank may send before the other one receives. None
     elsewhere, where all pieces go in the all-to-all: on NCCL, two ranks that both send first would deadlock."""
-    return LARGE if team.is_on_gloo else None
+    return LARGE_PIECES if team.is_on_gloo else None
 
 
 class P2PMessage(NamedTuple):

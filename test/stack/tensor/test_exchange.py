@@ -259,7 +259,7 @@ class TestOwnPart(TestExchange):
     @classmethod
     def setUpClass(cls) -> None:  # once, since a thread that ended would take it from the others
         super().setUpClass()
-        large = mock.patch.object(packs, "LARGE", {"cpu": 0})
+        large = mock.patch.object(packs, "LARGE_BYTES", {"cpu": 0})
         large.start()
         cls.addClassCleanup(large.stop)
 
@@ -316,20 +316,20 @@ class TestAlike(TestCase):
 class TestInPlace(TestCase):
     def test_what_autograd_follows_stays(self) -> None:
         asks = torch.ones(4, requires_grad=True)
-        with mock.patch.object(packs, "LARGE", {"cpu": 0}):
+        with mock.patch.object(packs, "LARGE_BYTES", {"cpu": 0}):
             self.assertFalse(packs.is_large(asks, 4))
             with torch.no_grad():
                 self.assertTrue(packs.is_large(asks, 4))
 
     @parametrize("members", [3, 4])  # with 4 a sorted block has the shape of the block
-    @parametrize("large", [packs.LARGE["cpu"], 900, 480, 0])
+    @parametrize("large", [packs.LARGE_BYTES["cpu"], 900, 480, 0])
     def test_large_blocks_are_sorted_where_they_are(self, large, members) -> None:
         """There are two blocks of 480 bytes or 640; where only both together are large, they are copied at once."""
         lengths = (2, members, 4, 5)
         grid = Grid(lengths, lengths, (0, 2, 1, 3))
         flat, shape = torch.arange(40 * members), (8, 5 * members)
         expected = unpacking(grid, shape)(flat)
-        with mock.patch.object(packs, "LARGE", {"cpu": large}):
+        with mock.patch.object(packs, "LARGE_BYTES", {"cpu": large}):
             came = unpacking_in_place(grid, shape)(flat)
         self.assertEqual(came, expected)
         self.assertEqual(came.data_ptr() == flat.data_ptr(), large <= 480)

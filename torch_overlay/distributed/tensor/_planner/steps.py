@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Coordinate = Sequence[int]
 
 
-class Piece(NamedTuple):
+class PeerBox(NamedTuple):
     """A block that a rank sends to or receives from a member of the group.
 
     Attributes:
@@ -315,11 +315,11 @@ class Collective(_Change):
 
     def _pieces_by_member(
         self, coordinate: Coordinate, whole: Box, parts: Regions
-    ) -> list[Piece]:
+    ) -> list[PeerBox]:
         """Return the parts of a box of this rank that members hold by `parts`, in the
         order of the members, none empty."""
         holders = _holders_of(whole, parts, self._ranges(coordinate, self.axes))
-        return sorted([Piece(self.member(holder), box) for holder, box in holders])
+        return sorted([PeerBox(self.member(holder), box) for holder, box in holders])
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ class AllGather(Collective):
         """The elements that each rank contributes, padding included."""
         return self.before.most
 
-    def pieces(self, coordinate: Coordinate) -> list[Piece]:
+    def pieces(self, coordinate: Coordinate) -> list[PeerBox]:
         """Return where each member's elements go in the target, unless it has none."""
         return self._pieces_by_member(
             coordinate, self.after.box(coordinate), self.before
@@ -377,7 +377,7 @@ class ReduceScatter(Collective):
         """The elements that each rank gets, padding included."""
         return self.after.most
 
-    def pieces(self, coordinate: Coordinate) -> list[Piece]:
+    def pieces(self, coordinate: Coordinate) -> list[PeerBox]:
         """Return which part of the local tensor goes to each member; one with an empty
         box has no piece, only padding."""
         return self._pieces_by_member(
@@ -418,21 +418,21 @@ class AllToAll(Collective):
         """The task of this step, without who sends what."""
         return Exchange(self.before, self.after, self.axes, self.reduced)
 
-    def sends(self, coordinate: Coordinate) -> list[Piece]:
+    def sends(self, coordinate: Coordinate) -> list[PeerBox]:
         """Return which part of the local tensor goes to which member, this rank
         included, sorted by the peers' coordinates on the group's shard axes: alike on
         all ranks."""
         return [
-            Piece(self.member(peer), box)
+            PeerBox(self.member(peer), box)
             for peer, box in self._pieces_by_peer(coordinate, self.before, self.after)
         ]
 
-    def receives(self, coordinate: Coordinate) -> list[Piece]:
+    def receives(self, coordinate: Coordinate) -> list[PeerBox]:
         """Return where the part from each member goes, this rank included, sorted as in
         `sends`. All ranks reduce the terms in this order, so all get the same bits."""
         parts = self._pieces_by_peer(coordinate, self.after, self.before)
         return [
-            Piece(self.member(peer), box, any(peer[a] for a in self.reduced))
+            PeerBox(self.member(peer), box, any(peer[a] for a in self.reduced))
             for peer, box in parts
         ]
 

@@ -35,7 +35,7 @@ from .._planner.regions import OPS
 
 if TYPE_CHECKING:
     from .._planner.grids import Grid
-    from .._planner.steps import AllToAll, Coordinate, Piece, ReduceScatter
+    from .._planner.steps import AllToAll, Coordinate, PeerBox, ReduceScatter
     from .at_hand import Group
 
 
@@ -63,7 +63,7 @@ MOVED = {
 # By device type, the bytes from which on one more copy of a message costs more than a
 # few more calls. Other device types have the figure of the CPU, which was measured.
 # That for GPUs isn't measured yet.
-LARGE: Mapping[str, int] = MappingProxyType({"cpu": 1 << 20, "cuda": 1 << 20})
+LARGE_BYTES: Mapping[str, int] = MappingProxyType({"cpu": 1 << 20, "cuda": 1 << 20})
 
 
 def is_large(tensor: torch.Tensor, elements: int) -> bool:
@@ -72,7 +72,7 @@ def is_large(tensor: torch.Tensor, elements: int) -> bool:
     if type(tensor) is not torch.Tensor:
         return False
     device = "cpu" if tensor.is_cpu else tensor.device.type
-    threshold = LARGE[device] if device in LARGE else LARGE["cpu"]
+    threshold = LARGE_BYTES[device] if device in LARGE_BYTES else LARGE_BYTES["cpu"]
     return elements * tensor.element_size() >= threshold and may_change(tensor)
 
 
@@ -393,7 +393,7 @@ def swap(
     return run
 
 
-def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Tensor]:
+def pack_pieces(sends: Sequence[PeerBox], group: Group) -> Callable[..., torch.Tensor]:
     """Make the function that packs the pieces which this rank sends, in the order of
     the group's ranks, from the local tensor and any others. Without pieces it returns
     an empty tensor that depends on all its arguments (`unread`); a single contiguous
@@ -421,7 +421,7 @@ def unread(*tensors: torch.Tensor) -> torch.Tensor:
 
 def landing(
     step: AllToAll,
-    receives: Sequence[Piece],
+    receives: Sequence[PeerBox],
     receive_splits: Sequence[int],
     group: Group,
     shape: Sequence[int],
@@ -460,7 +460,7 @@ def reducing(grid: Grid, axes: int, op: str, shape: Sequence[int]) -> Local:
 
 
 def offsets(
-    receives: Sequence[Piece],
+    receives: Sequence[PeerBox],
     receive_splits: Sequence[int],
     group: Group,
     own: int | None,
@@ -536,7 +536,7 @@ def combine(
             target.copy_(reduce(target, term) if add else term)
 
 
-def splits(pieces: Sequence[Piece], group: Group) -> list[int]:
+def splits(pieces: Sequence[PeerBox], group: Group) -> list[int]:
     """Return how many elements go to, or come from, each rank, in the group's order."""
     counts = [0] * len(group.places)
     for piece in pieces:
@@ -652,10 +652,10 @@ def all_to_all_in_rounds(step: AllToAll, here: Here, group: Group) -> Local:
     return run
 
 
-def _in_parts(pieces: Sequence[Piece], rounds: int) -> list[list[Piece]]:
+def _in_parts(pieces: Sequence[PeerBox], rounds: int) -> list[list[PeerBox]]:
     """Return which parts of these pieces each round moves, unless empty, in their
     order."""
-    by_round: list[list[Piece]] = [[] for _ in range(rounds)]
+    by_round: list[list[PeerBox]] = [[] for _ in range(rounds)]
     for piece in pieces:
         for number, box in enumerate(cut_into_rounds(piece.box.length, rounds)):
             if 0 not in box.length:
@@ -674,8 +674,8 @@ def _placed(box: Box, outer: Box) -> Box:
 
 def _one_round(
     step: AllToAll,
-    sends: Sequence[Piece],
-    receives: Sequence[Piece],
+    sends: Sequence[PeerBox],
+    receives: Sequence[PeerBox],
     own: int,
     group: Group,
 ) -> _Round:
