@@ -175,10 +175,10 @@ class Transfer:
 
             if fleet.is_used:
                 raise ValueError("An open place has one Transfer at a time: close the one that there is.")
-            place, self._trees = cast("Place", group), [source, target]
-            self._fleet = Fleets(
-                place, fleet, lambda: make(self._trees[0], self._trees[1], place, names, gone, options, grouped)
-            )
+            place, trees = cast("Place", group), self._trees
+            trees += [source, target]
+            # Nothing here holds this Transfer: a closed one would keep its place's connection until a cycle is found.
+            self._fleet = Fleets(place, fleet, lambda: make(trees[0], trees[1], place, names, gone, options, grouped))
             self._adopt(self._fleet.remake(None, {}))
             fleet.is_used = True
             self._note_changes()
@@ -490,7 +490,7 @@ class Transfer:
                 raise RuntimeError(CLOSED)
             trees = [old if new is None else new for old, new in zip(self._trees, (source, target))]
             if not self.traffic:
-                self._trees = trees
+                self._trees[:] = trees
                 return
             moves, place = self._state.agreement.moves, self._state.agreement.place
             before, stages = (self._state.sources, self._state.targets), self._state.stages
@@ -511,13 +511,13 @@ class Transfer:
             except ValueError:
                 if self._fleet is None:
                     raise
-                self._trees, self._state.is_stale = trees, True
+                self._trees[:], self._state.is_stale = trees, True
                 return
             if target is not None and stages is not None:
                 stages.see(leaves(target, is_pieces))
                 self._state.needs_whole = bool(self._state.options.changes)
             self._state.sources, self._state.targets = bound
-            self._trees = trees
+            self._trees[:] = trees
             self._state.last_runs = {}
 
     def forget(self) -> None:
