@@ -160,14 +160,25 @@ def test_no_wait_ends_while_bytes_come():
 
 
 def test_connections_count_what_they_carry():
-    known, before = connections.Connections(), socket.create_server(("127.0.0.1", 0))
-    with known.opening():
-        client = socket.create_connection(before.getsockname())
-        server, _ = before.accept()
-    with before, client, server:
-        client.sendall(bytes(1000))
-        server.recv(1000, socket.MSG_WAITALL)
-        server.sendall(bytes(10))
-        client.recv(10, socket.MSG_WAITALL)
-        assert known.carried >= 2 * 1010
-    assert not known.carried
+    """Not those to where this process listened before, nor more to where it is connected, nor any if one is too many."""
+    with contextlib.ExitStack() as stack:
+        keeps = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+        def connect(server):
+            return [
+                stack.enter_context(each)
+                for each in (socket.create_connection(server.getsockname()), server.accept()[0])
+            ]
+
+        connect(keeps)
+        known, too_many = connections.Connections(), connections.Connections()
+        with known.opening(2), too_many.opening(1):
+            listens = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            client, server = connect(listens)
+            asks = connect(keeps)
+        for one, other in ((client, server), asks):
+            one.sendall(bytes(1000))
+            other.recv(1000, socket.MSG_WAITALL)
+        assert 2000 <= known.carried < 2010  # opening counts as a byte
+        assert too_many.carried == 0
+    assert known.carried == 0

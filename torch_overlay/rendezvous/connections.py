@@ -19,7 +19,7 @@ ACKED_AND_RECEIVED = struct.Struct("=120x2Q")
 
 
 class Connections:
-    """TCP connections of this process, held by number: they are never closed here, nor kept open."""
+    """TCP connections of a process group, by their numbers: they are never closed here, nor kept open."""
 
     def __init__(self) -> None:
         self._sockets: dict[int, int] = {}  # descriptors by inode: a number is given anew when its socket is closed
@@ -31,22 +31,55 @@ class Connections:
         for inode, descriptor in self._sockets.items():
             try:
                 if os.fstat(descriptor).st_ino == inode:
-                    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, os.dup(descriptor)) as same:
+                    with _same(descriptor) as same:
                         info = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ACKED_AND_RECEIVED.size)
                     total += sum(ACKED_AND_RECEIVED.unpack(info))
-            except (OSError, struct.error):  # it was closed, it is no TCP connection, or the kernel is an old one
+            except (OSError, struct.error):  # it was closed, or the kernel is an old one
                 continue
         return total
 
     @contextmanager
-    def opening(self) -> Iterator[None]:
-        """Take note of the connections that are opened in the block, in whichever thread: gloo's threads do."""
+    def opening(self, count: int) -> Iterator[None]:
+        """Take note of the connections that are opened in the block, in whichever thread, to `count` others.
+
+        If there are more or fewer, nothing is known of any: other threads may have opened some, or gloo connects later.
+        Connections to where this process is connected already, or to where it listened before, aren't the group's: on
+        rank 0, which keeps a store, other ranks connect to it meanwhile. Their questions would count as progress, and a
+        rank that was stopped was waited for as long as it took.
+        """
         before = _sockets()
+        ends = [ends for ends in map(_ends, before.values()) if ends is not None]
+        listens, known = {own[1] for own, peer in ends if peer is None}, {peer for _, peer in ends if peer is not None}
         yield
-        self._sockets |= {inode: number for inode, number in _sockets().items() if inode not in before}
+        opened = {}
+        for inode, descriptor in _sockets().items():
+            found = None if inode in before else _ends(descriptor)
+            if found is not None and found[1] is not None and found[0][1] not in listens and found[1] not in known:
+                opened[inode] = descriptor
+        self._sockets = opened if len(opened) == count else {}
+
+
+def _same(descriptor: int) -> socket.socket:
+    return socket.socket(fileno=os.dup(descriptor))
+
+
+def _ends(descriptor: int) -> tuple[tuple[str, int], tuple[str, int] | None] | None:
+    """The addresses of a TCP socket here and at the other end, None for that of one that listens; None for others."""
+    try:
+        with _same(descriptor) as same:
+            if same.family not in (socket.AF_INET, socket.AF_INET6) or same.type != socket.SOCK_STREAM:
+                return None
+            own = same.getsockname()[:2]
+            try:
+                return own, same.getpeername()[:2]
+            except OSError:
+                return own, None
+    except OSError:
+        return None
 
 
 def _sockets() -> dict[int, int]:
+    """The descriptors of all sockets of this process, by inode."""
     found = {}
     try:
         for name in os.listdir("/proc/self/fd"):

@@ -115,7 +115,7 @@ class TransferGroup:
         ranks of the world must make each group.
         """
         connections = Connections()
-        with connections.opening():
+        with connections.opening(len(self.ranks) - 1):
             if self._place is not None:
                 team = self._place.team(self.ranks, self._device_type)
             else:
