@@ -419,6 +419,7 @@ class _TakenTensors(Progress):
 
     >>> taken = _TakenTensors(lambda done, size: print(done, size), 2)
     >>> taken.counted(dict, 2)([("a", 1), ("b", 2)])
+    1 2
     2 2
     {'a': 1, 'b': 2}
     """

@@ -530,7 +530,7 @@ class Watch:
         """True if for `limit` seconds nothing was sent or came in this step, neither here nor on ranks for which this
         one waits, as far as these answer. Asks them in time, and never waits for them."""
         now, step = time.monotonic(), position[:2]
-        if position.seconds > limit / 4:
+        if position.seconds > limit / 8:  # long before anybody asks
             carried, before = self._carried(), self._movement
             if before.step != step:
                 self._movement = Movement(step, carried, 0.0)
@@ -541,7 +541,7 @@ class Watch:
             lease = Lease(step, 0, 0.0, None)
         until = max(lease.until, now - self.position.still + limit)
         # Over a link that is full an answer takes seconds.
-        if now < until - min(max(2 * LISTEN, 0.75 * limit), 10.0):
+        if now < until - min(max(2 * LISTEN, 0.5 * limit), 10.0):
             lease = lease._replace(ends=None)  # what was asked before more bytes came
         elif lease.ends is None:
             key = f"late {position.run} {position.step} {lease.number}"
