@@ -163,7 +163,7 @@ def test_no_wait_ends_while_bytes_come():
 
 
 def test_connections_count_what_they_carry():
-    """Not those to where this process listened before, nor more to where it is connected, nor any if one is too many."""
+    """Not those to where this process listened or was connected before, and none at all if one is too many."""
     with contextlib.ExitStack() as stack:
         keeps = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 
