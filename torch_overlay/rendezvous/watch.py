@@ -563,9 +563,9 @@ class Watch:
         if any(at.run < position.run or (at.step != OVER and at.text in (CLOSED, ENDED)) for at in answers.values()):
             return 0.0
         step = position.run, position.step
-        still = {rank: at.still for rank, at in answers.items() if (at.run, at.step) < step}
-        moved = {rank: at.still for rank, at in answers.items() if (at.run, at.step) == step and at.still < at.seconds}
-        return asked + limit - min([*still.values(), *moved.values()], default=math.inf)
+        behind = [at.still for at in answers.values() if (at.run, at.step) < step]
+        moved = [at.still for at in answers.values() if (at.run, at.step) == step and at.still < at.seconds]
+        return asked + limit - min(behind + moved, default=math.inf)
 
     def _say_if_long(self, position: Position, limit: float) -> None:
         """Log, once in each run, that this rank waits for long, and that it works for long."""
