@@ -77,10 +77,10 @@ def is_time(job, text, exchanges):
         return text == f"exchange 1 of {exchanges}, pack"
     if job.place == "first exchange":
         return re.fullmatch(r"(part 1 of \d+, )?exchange 1 of \d+, wait", text) is not None
-    if job.place != "last exchange" or not text.endswith(", wait"):
+    if job.place != "last exchange":
         return False
-    number, _, count = text.partition("exchange ")[2].removesuffix(", wait").partition(" of ")
-    return number == count and text.startswith("hop" if job.relay else "exchange")
+    last = r"part (\d+) of \1, exchange (\d+) of \2, wait" if job.relay else r"exchange (\d+) of \1, wait"
+    return re.fullmatch(last, text) is not None
 
 
 def one_rank(job, rank, store_port, port, go, answers):
