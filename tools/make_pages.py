@@ -207,7 +207,7 @@ def said(patch: Patch) -> str:
 CLASSES: dict[str, tuple[str, ...] | None] = {
     "transfer.Transfer": None,
     "loading.landings.Landings": ("target", "load_whole", "stale", "again", "as_data"),
-    "rendezvous.meeting.Place": ("close",),
+    "rendezvous.place.Place": ("close",),
 }
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .choices import Choices
     from .loading.landings import Landings
     from .parallel_dims import ParallelMeshes
-    from .rendezvous.meeting import Place
+    from .rendezvous.place import Place
     from .report import Status
     from .show.drawing import Drawing
     from .show.explanation import Explanation
@@ -337,7 +337,7 @@ def meet(
     """
     from .choices import from_environment
     from .overlay import require_recognised
-    from .rendezvous.meeting import Place
+    from .rendezvous.place import Place
     from .transfers.options import checked_timeout
 
     require_recognised()
@@ -397,7 +397,7 @@ def join(
     """
     from .choices import from_environment
     from .overlay import require_recognised
-    from .rendezvous.meeting import Place
+    from .rendezvous.place import Place
     from .transfers.options import checked_timeout
 
     require_recognised()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from .rendezvous.fleet import Gone
-    from .rendezvous.meeting import Place
+    from .rendezvous.place import Place
     from .transfers._planner.schedule import Flow
     from .transfers.background import Running
     from .transfers.fleets import Fleets

@@ -18,7 +18,8 @@ from mesh_ranks import WORLD, WORLD_TIMEOUT
 from on_device import BACKEND, DEVICE
 from rank_transfers import FLOATS, placed
 from rank_weights import any_bits, same
-from torch_overlay.rendezvous.meeting import Meeting, Seal
+from torch_overlay.rendezvous.meeting import Meeting
+from torch_overlay.rendezvous.seal import Seal
 from transfer_twin import draw
 from width import NIGHTLY
 

@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import forks
 import torch_overlay
-from torch_overlay.rendezvous import meeting as places
+from torch_overlay.rendezvous import place as places
 from torch_overlay.rendezvous import team, watch
 from torch_overlay.rendezvous.meeting import Meeting
 from torch_overlay.transfers.descriptions import as_data, describe, from_data

@@ -122,7 +122,8 @@ JOBS = [*[(where, dead) for where in PLACES for dead in (TRAINERS - 1, SERVER)],
 
 
 def killed_in(where):
-    from torch_overlay.rendezvous.meeting import Meeting, Place
+    from torch_overlay.rendezvous.meeting import Meeting
+    from torch_overlay.rendezvous.place import Place
     from torch_overlay.transfers.exchanges import Exchanges
 
     if where == "in meet":

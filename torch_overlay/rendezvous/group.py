@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from ..distributed._mesh.text import of_ranks
 from .connections import Connections
-from .meeting import Place, in_world
+from .meeting import in_world
+from .place import Place
 from .team import Common, Team, is_made_by_all, new_group
 from .watch import CLOSED, CONNECT, ENDED, OVER, Watch
 

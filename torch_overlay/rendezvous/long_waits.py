@@ -1,7 +1,7 @@
 """One log line for whatever waits or works for longer than `LONG` seconds: what, for which ranks, for how long.
 
-The same line everywhere: `meet` and making a `Transfer` (`meeting.py`), runs (`watch.py`), and what one process does by
-itself (`said_if_long`). It begins as that of meshes does (`distributed/_mesh/compare.py`).
+The same line everywhere: `meet` (`place.py`) and making a `Transfer` (`meeting.py`), runs (`watch.py`), and what one
+process does by itself (`said_if_long`). It begins as that of meshes does (`distributed/_mesh/compare.py`).
 """
 
 from __future__ import annotations

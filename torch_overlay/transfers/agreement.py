@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ..distributed._mesh.text import of_ranks
 from ..rendezvous.group import meeting_of
 from ..rendezvous.long_waits import said_if_long
-from ..rendezvous.meeting import Place, checked_ranks
+from ..rendezvous.meeting import checked_ranks
+from ..rendezvous.place import Place
 from .checkpoint import bytes_to_read_into
 from .comparison import Sides, by_sentence, contents_of, raise_if_any
 from .descriptions import SIDES, Description, all_from_data, as_data, boxed, describe

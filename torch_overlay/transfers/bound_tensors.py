@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from ..distributed.tensor._planner.boxes import Box
-    from ..rendezvous.meeting import Place
+    from ..rendezvous.place import Place
     from ._planner.memory import HeldBox
     from .blocks import Locals
     from .pieces import Given

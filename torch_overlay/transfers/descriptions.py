@@ -24,7 +24,7 @@ from .trees import leaves, names_for, paths_of, with_paths
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..rendezvous.meeting import Place
+    from ..rendezvous.place import Place
     from ._planner.memory import HeldBox
     from .pieces import Given
     from .stages import Stages

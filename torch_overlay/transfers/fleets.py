@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ..rendezvous.fleet import Fleet
-    from ..rendezvous.meeting import Place
+    from ..rendezvous.place import Place
     from .changes import ChangesOnly, Kept
     from .run import TransferState, Unfit
     from .tensor_moves import TensorMove

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
     from ..distributed.tensor._planner.boxes import Box
-    from ..rendezvous.meeting import Place
+    from ..rendezvous.place import Place
     from .pieces import Given, Plain
 
 CASTS = frozenset({"float64", "float32", "float16", "bfloat16"})  # each is cast to each; other types must be equal

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from torch_overlay.rendezvous.meeting import Place
+    from torch_overlay.rendezvous.place import Place
 
 
 @dataclass(kw_only=True)

@@ -20,7 +20,7 @@ from torch_overlay.show.words import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from torch_overlay.rendezvous.meeting import Place
+    from torch_overlay.rendezvous.place import Place
 
 SHOWN = 8  # differences in one message
 _TABLES = "_parameters", "_buffers"

@@ -35,7 +35,7 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from torch_overlay.rendezvous.meeting import Place
+    from torch_overlay.rendezvous.place import Place
 
 logger = logging.getLogger("vllm.torch_overlay")  # vLLM shows what goes to loggers below its own
 _REFUSED = "A round of weights was refused, and the server keeps those that it has"
