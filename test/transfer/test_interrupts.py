@@ -16,8 +16,8 @@ import torch
 
 import forks
 import torch_overlay
-from torch_overlay.rendezvous import watch
-from torch_overlay.rendezvous.watch import interruptibly
+from torch_overlay.rendezvous import blocking
+from torch_overlay.rendezvous.blocking import interruptibly
 from torch_overlay.transfers.run import RunReport
 from way import needs_package
 
@@ -118,7 +118,7 @@ def test_a_handler_that_goes_on_ends_no_wait():
         signal.signal(signal.SIGUSR1, handler)
     with pytest.raises(ZeroDivisionError):
         interruptibly(lambda: 1 // 0)
-    watch._waiter.end()
+    blocking.end()
     until = time.monotonic() + 5
     while threading.active_count() > before and time.monotonic() < until:
         time.sleep(0.01)

@@ -185,8 +185,8 @@ def test_a_wait_that_goes_on_after_connections_were_closed_is_given_up():
     """As gloo's in a rank that was stopped and woke. The group is never freed then: that would wait, too."""
     import torch
 
+    from torch_overlay.rendezvous.blocking import GivenUp
     from torch_overlay.rendezvous.team import Team
-    from torch_overlay.rendezvous.watch import GivenUp
     from torch_overlay.transfers._planner.schedule import Schedule
     from torch_overlay.transfers.exchanges import Exchanges, InFlight
 

@@ -18,8 +18,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..distributed._mesh.text import of_ranks
+from .blocking import in_time
 from .long_waits import LAST_MEETING
-from .watch import in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -25,12 +25,12 @@ from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c
 
 from ..distributed._mesh.text import of_ranks
 from . import long_waits
+from .blocking import in_time
 from .fleet import Fleet
 from .long_waits import LAST_MEETING
 from .meeting import Meeting
 from .seal import Seal
 from .team import DESCRIPTION, Common, Team
-from .watch import in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

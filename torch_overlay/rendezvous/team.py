@@ -30,8 +30,8 @@ from torch.distributed.distributed_c10d import ProcessGroup
 from ..distributed import config
 from ..distributed._mesh.text import of_ranks
 from ..distributed.distributed_c10d import MemberNames
+from .blocking import GivenUp, in_time, interruptibly
 from .connections import Connections
-from .watch import GivenUp, in_time, interruptibly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
