@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from .rendezvous.place import Place
     from .transfers._planner.schedule import Flow
     from .transfers.background import Running
-    from .transfers.fleets import Fleets
     from .transfers.pieces import Given
     from .transfers.run import TransferState
+    from .transfers.servers import Servers
     from .transfers.stats import RunStats
     from .transfers.trees import Names
 
@@ -164,22 +164,24 @@ class Transfer:
         self._runs_on: int | None = None  # a thread, while a run goes on there
         self._names, self._progress, self._at_least, self.budget = names, progress, at_least, options.budget
         self._trees: list[Any] = []  # at an open place: what the Transfer is made of anew
-        self._fleet: Fleets | None = None
+        self._servers: Servers | None = None
         self.joined: tuple[str, ...] = ()
         self.gone: tuple[Gone, ...] = ()
         fleet = getattr(group, "fleet", None)
         if fleet is None:
             self._adopt(make(source, target, group, names, gone, options, grouped))
         else:
-            from .transfers.fleets import Fleets
+            from .transfers.servers import Servers
 
             if fleet.is_used:
                 raise ValueError("An open place has one Transfer at a time: close the one that there is.")
             place, trees = cast("Place", group), self._trees
             trees += [source, target]
             # Nothing here holds this Transfer: a closed one would keep its place's connection until a cycle is found.
-            self._fleet = Fleets(place, fleet, lambda: make(trees[0], trees[1], place, names, gone, options, grouped))
-            self._adopt(self._fleet.remake(None, {}))
+            self._servers = Servers(
+                place, fleet, lambda: make(trees[0], trees[1], place, names, gone, options, grouped)
+            )
+            self._adopt(self._servers.remake(None, {}))
             fleet.is_used = True
             self._note_changes()
         _open.add(self)
@@ -201,10 +203,10 @@ class Transfer:
 
     def _note_changes(self) -> None:
         """Set `joined` and `gone`, and raise if too few servers are left."""
-        if self._fleet is not None:
-            fleet = self._fleet.fleet
+        if self._servers is not None:
+            fleet = self._servers.fleet
             self.joined, self.gone = fleet.take_news()
-            if len(fleet.units) < self._at_least and self._fleet.is_trainer:
+            if len(fleet.units) < self._at_least and self._servers.is_trainer:
                 left = ", ".join(repr(unit.name) for unit in fleet.units) or "none"
                 raise RuntimeError(
                     f"A Transfer with at_least={self._at_least} has these servers left: {left}. The run was finished "
@@ -312,7 +314,7 @@ class Transfer:
         def again(sent: Callable[[], None]) -> str:
             return self._one_run(only, version, check, async_op, snapshot)(sent)
 
-        return first if self._fleet is None else lambda sent: self._with_those_left(first, again, sent)
+        return first if self._servers is None else lambda sent: self._with_those_left(first, again, sent)
 
     def _with_those_left(
         self,
@@ -326,18 +328,18 @@ class Transfer:
         from .errors import TransferFailed
         from .transfers.run import NEWS, Unfit
 
-        fleets = cast("Fleets", self._fleet)
-        fleets.fleet.check_in()
+        servers = cast("Servers", self._servers)
+        servers.fleet.check_in()
         while True:
             lost: Mapping[int, str] = {}
             try:
                 if run(sent) != NEWS:
                     break
             except (TransferFailed, Unfit) as error:
-                if fleets.is_left_out(self._state):
+                if servers.is_left_out(self._state):
                     break
-                lost = fleets.lost(error)
-            self._adopt(fleets.remake(self._state, lost, takes_in))
+                lost = servers.lost(error)
+            self._adopt(servers.remake(self._state, lost, takes_in))
             run = again
         self._note_changes()
 
@@ -348,11 +350,11 @@ class Transfer:
         from .distributed._torch import span
         from .transfers.run import NEWS, RAN, Run, RunReport, checked_names
 
-        fleets = self._fleet
-        if fleets is not None and not fleets.fleet.units:
+        servers = self._servers
+        if servers is not None and not servers.fleet.units:
 
             def without_servers(sent: Callable[[], None]) -> str:
-                if fleets.has_news():
+                if servers.has_news():
                     return NEWS
                 self._state.version = version
                 sent()
@@ -431,7 +433,7 @@ class Transfer:
 
         self._take_turn()
         try:
-            if self._fleet is None:
+            if self._servers is None:
                 run(None)
             else:  # who comes meanwhile has nothing yet
                 self._with_those_left(run, run, lambda: None, takes_in=False)
@@ -455,9 +457,9 @@ class Transfer:
 
         self._take_turn()
         try:
-            fleets = self._fleet
-            if fleets is not None and not fleets.fleet.units and fleets.has_news():
-                self._adopt(fleets.remake(self._state, {}))
+            servers = self._servers
+            if servers is not None and not servers.fleet.units and servers.has_news():
+                self._adopt(servers.remake(self._state, {}))
             if self.traffic:
                 Run(self._state, RunReport([why or "it refused"])).go()
         except ValueError as error:
@@ -509,7 +511,7 @@ class Transfer:
                 if problems:
                     raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
             except ValueError:
-                if self._fleet is None:
+                if self._servers is None:
                     raise
                 self._trees[:], self._state.is_stale = trees, True
                 return
@@ -562,9 +564,9 @@ class Transfer:
             self._state.plans.by_names.clear()
             if self._state.stages is not None:
                 self._state.stages.free()
-        if self._fleet is not None:
-            self._fleet.fleet.is_used = False
-            self._fleet.fleet.leave()
+        if self._servers is not None:
+            self._servers.fleet.is_used = False
+            self._servers.fleet.leave()
         # From now on no method may use the group, and the garbage collector may end the group of a place.
         self._is_closed = True
         self._state.sources, self._state.targets = [], []

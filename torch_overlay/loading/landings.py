@@ -268,14 +268,9 @@ class Landings:
         """The parameters and buffers of a module in the loader's layout, as they were when it was asked."""
         return self._memory.tensors_of(module)
 
-    @property
-    def whole_storages(self) -> set[int]:
-        """The storages of the model (see `storages`) that tensors which come whole are written to, or may be."""
-        return set().union(*map(self.storages_of, self.whole))
-
-    def storages_of(self, name: str) -> set[int]:
-        """The storages of the model (see `storages`) to which a tensor goes, or may go."""
-        return self._goes_to.get(name, set())
+    def storages_of(self, *names: str) -> set[int]:
+        """The storages of the model (see `storages`) to which these tensors go, or may go."""
+        return set().union(*[self._goes_to.get(name, ()) for name in names])
 
     def nbytes(self, kind: str) -> int:
         """Return how many bytes of the model are written directly ("direct"), or how many come whole ("whole").

@@ -71,23 +71,22 @@ class TransferGroup:
         device_type: of the tensors, the same on all ranks.
 
     Attributes:
-        team: this rank's end of the group; None before `make`, on a rank outside, and after `close`.
         watch: ends waits that take too long; None before `start_watch`, where nobody waits, and after `end_watch` or
             `close`.
     """
 
     def __init__(self, place: Place | None, ranks: Sequence[int], device: torch.device, device_type: str) -> None:
         self.ranks = ranks
-        self.team: Team | None = None
+        self._team: Team | None = None  # before `make`, on a rank outside, and after `close`
         self.watch: Watch | None = None
         self._place, self._device, self._device_type = place, device, device_type
 
     @property
-    def member(self) -> Team:
-        """The team of a rank that takes part."""
-        if self.team is None:
+    def team(self) -> Team:
+        """This rank's end of the group, on a rank that takes part."""
+        if self._team is None:
             raise AssertionError("a rank that takes part is in the group")
-        return self.team
+        return self._team
 
     def start_watch(self, meeting: Meeting) -> None:
         """Watch this rank's waits from now on. Sets `watch`, unless there is one rank, or the backend is one that never
@@ -135,7 +134,7 @@ class TransferGroup:
                 team.use_control_group(*control)
             team.extend_timeout(meeting.timeout)
             team.gives_up = None if self.watch is None else self.watch.gives_up
-        self.team = team
+        self._team = team
 
     def enter(self, text: str, waits: bool) -> None:
         """Tell the watch that the next step of this rank begins. Does nothing without a watch."""
@@ -171,12 +170,12 @@ class TransferGroup:
 
     def _close_connections(self) -> None:
         """End all waits of this rank in the group. Called by the watch."""
-        if self.team is not None:
-            self.team.close_connections()
+        if self._team is not None:
+            self._team.close_connections()
 
     def _carried(self) -> int:
         """The bytes that the group's connections carried. Called by the watch."""
-        return 0 if self.team is None else self.team.connections.carried
+        return 0 if self._team is None else self._team.connections.carried
 
     def end_watch(self, why: str = CLOSED) -> None:
         """Close the watch, if there is one, and set `watch` to None. The other ranks can still read how far this rank
@@ -190,6 +189,6 @@ class TransferGroup:
         """Watch no more, and destroy the group. With `is_end` other ranks hear that the program ended. A second call
         does nothing."""
         self.end_watch(ENDED if is_end else CLOSED)
-        if self.team is not None:
-            self.team.destroy()
-        self.team = None
+        if self._team is not None:
+            self._team.destroy()
+        self._team = None

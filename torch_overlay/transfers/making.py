@@ -78,7 +78,7 @@ def _make_group_and_plan(transfer: TransferState, meeting: Meeting) -> None:
     try:
         group.enter("making the process group", True)
         group.make(meeting)
-        group.member.connect()
+        group.team.connect()
         group.enter("planning", False)
         indices = agreement.own
         sources, source_problems = locals_of(transfer.sources, indices)

@@ -134,19 +134,15 @@ class RunReport(NamedTuple):
         version = NO_VERSION if self.version is None else self.version
         flags = 2 * self.verifies + self.checks, self.is_background, self.needs_whole, self.are_ties_apart, self.is_news
         rows = [_Row(*row) for row in team.gather([len(self.problems), only, version, *map(int, flags)])]
-        verifies = any(row.checks > 1 for row in rows)
-        leading = [row for rank, row in zip(team.ranks, rows) if trainers is None or verifies or rank < trainers]
-        given, versions = ({row.version for row in some} - {NO_VERSION} for some in (rows, leading))
+        by_rank, verifies = dict(zip(team.ranks, rows)), any(row.checks > 1 for row in rows)
+        leading = {rank: row for rank, row in by_rank.items() if trainers is None or verifies or rank < trainers}
+        given, versions = ({row.version for row in some} - {NO_VERSION} for some in (rows, leading.values()))
         versions = versions or {*sorted(given)[:1]}
-        ways = {(row.problems, row.only, row.checks) for row in leading}
-        fits = ways == {(0, leading[0].only, leading[0].checks)} and len(versions) < 2
-        unfit = [
-            rank
-            for rank, row in zip(team.ranks, rows)
-            if (row.problems, row.only, row.checks) not in ways or row.version not in (NO_VERSION, *versions)
-        ]
+        runs = (0, *next(iter(leading.values())).way[1:])
+        unfit = [rank for rank, row in by_rank.items() if row.way != runs or row.version not in (NO_VERSION, *versions)]
+        fits = len(versions) < 2 and leading.keys().isdisjoint(unfit)
         if fits and not unfit:
-            need_whole = frozenset([rank for rank, row in zip(team.ranks, rows) if row.needs_whole])
+            need_whole = frozenset([rank for rank, row in by_rank.items() if row.needs_whole])
             background, apart, news = (any(each) for each in zip(*[(r.background, r.apart, r.news) for r in rows]))
             return RunDecision([], next(iter(versions), None), background, need_whole, apart, news)
         words = [*self.problems]
@@ -172,6 +168,11 @@ class _Row(NamedTuple):
     needs_whole: int
     apart: int
     news: int
+
+    @property
+    def way(self) -> tuple[int, ...]:
+        """Whether it runs, and how: the same on all ranks that run together."""
+        return self.problems, self.only, self.checks
 
 
 @dataclass
@@ -462,7 +463,7 @@ class Run:
 
     def agree(self) -> RunDecision:
         """Hear the reports of all ranks. Collective."""
-        decision = self.report.agree(self.group.member, self._trainers)
+        decision = self.report.agree(self.group.team, self._trainers)
         version = self.report.version if decision.version is None else decision.version
         self._called = name_of(self._transfer.ranks, version)
         self.group.enter("planning", True)
@@ -497,14 +498,14 @@ class Run:
         """Compare the replicas of the sources. See `replica_problems_now`. Collective."""
         transfer = self._transfer
         return replica_problems_now(
-            self.group.member, transfer.agreement, transfer.sources, self.sources, are_all_asked, are_ties_apart
+            self.group.team, transfer.agreement, transfer.sources, self.sources, are_all_asked, are_ties_apart
         )
 
     def _exchange(self, decision: RunDecision, sent: Callable[[], None]) -> None:
         """Run the exchanges of the plan, and raise the version counters of the targets that were written, also if a
         part of them was written before an error."""
         transfer = self._transfer
-        plan, rank = transfer.plans.by_names[self.report.only], self.group.member.rank
+        plan, rank = transfer.plans.by_names[self.report.only], self.group.team.rank
         keeps = transfer.options.keep and not self._has_copies  # views of copies would keep the copies' memory
         own = [self.sources[index] for index in plan.indices], [self.targets[index] for index in plan.indices]
         try:
@@ -584,7 +585,7 @@ class Run:
         if self.report.is_background:
             self._problems_beside += [tensor.moved_text for tensor, memory in self._homes if tensor.memory != memory]
         self.group.enter("saying what went wrong beside the exchanges", True)
-        return RunReport(self._problems_beside).agree(self.group.member, self._trainers)
+        return RunReport(self._problems_beside).agree(self.group.team, self._trainers)
 
     def _failed(self, error: Exception) -> TransferFailed:
         """Return the error to raise for an error in a run: it says whether targets were written, and who is missing. If

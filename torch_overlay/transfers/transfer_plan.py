@@ -134,7 +134,7 @@ class Plans:
             room = Room(left, budget_of_checkpoint, f"{why}.")
             rounds.append(self._rounds(indices, contents, room))
         hops, busiest = self._hops([self._agreement.moves[index] for index in indices])
-        rank, gone = self._group.member.rank, self._agreement.gone
+        rank, gone = self._group.team.rank, self._agreement.gone
         schedules = [Schedule.of(part.moves, rank, gone) for part in (*parts[len(rounds) :], *hops)]
         if contents is None:
             room = self._room(indices, parts + hops, schedules, sources, shared, is_snapshot)
@@ -205,7 +205,7 @@ class Plans:
         self, schedule: Schedule, wires: list[torch.dtype | None], room: Room, changes: bool | str
     ) -> tuple[Exchanges, Traffic]:
         """Make the exchanges of a schedule. Collective."""
-        member = self._group.member
+        team = self._group.team
         # A message of changes is packed while the whole message, from which it is made, is still there.
         for_whole, why = room.size, [room.why]
         if changes:
@@ -214,7 +214,7 @@ class Plans:
         self._group.enter("agreeing on the number of exchanges", True)
         try:
             count, traffic = agreed_count(
-                schedule, for_whole, member, whole_budget=lambda n: room.budget_of(n + -(-n // 2) if changes else n)
+                schedule, for_whole, team, whole_budget=lambda n: room.budget_of(n + -(-n // 2) if changes else n)
             )
         except BudgetTooSmall as error:
             # Where nothing is left, what a part of that is too small for says nothing.
@@ -223,8 +223,8 @@ class Plans:
         self._group.enter("planning", False)
         if changes:
             on_cpu = changes == "cpu"
-            return ChangesOnly(schedule, count, member, wires, self._buffers, is_on_cpu=on_cpu), traffic
-        return Exchanges(schedule, count, member, wires, self._buffers), traffic
+            return ChangesOnly(schedule, count, team, wires, self._buffers, is_on_cpu=on_cpu), traffic
+        return Exchanges(schedule, count, team, wires, self._buffers), traffic
 
     def _wires(self, part: RunPart, indices: Sequence[int]) -> list[torch.dtype | None]:
         """Return the dtype in which each tensor travels in a part of a run; None if that changes no dtype.
@@ -248,7 +248,7 @@ class Plans:
         for _, places in sorted(by_round.items()):
             in_round = [indices[place] for place in places]
             schedule = Schedule.of(
-                [self._moves[index] for index in in_round], self._group.member.rank, self._agreement.gone
+                [self._moves[index] for index in in_round], self._group.team.rank, self._agreement.gone
             )
             moves = [self._agreement.moves[index] for index in in_round]
             wires = [move.tensor.wire if move.tensor.is_cast else None for move in moves]
@@ -256,7 +256,7 @@ class Plans:
             locals_ = {place: move.local for place, move in enumerate(moves) if move.local is not None}
             rounds.append(Round(places, locals_, exchanges))
             traffics.append(traffic)
-        nothing: Traffic = dict.fromkeys(self._group.member.ranks, (0, 0, 0))
+        nothing: Traffic = dict.fromkeys(self._group.team.ranks, (0, 0, 0))
         return Rounds(rounds, contents, self._agreement.files, self._buffers.device), _sum([nothing, *traffics])
 
 

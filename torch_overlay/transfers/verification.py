@@ -83,7 +83,7 @@ def verify(transfer: TransferState, only: object) -> None:
 def _differences_of_all(transfer: TransferState, run: Run) -> tuple[list[str], int]:
     """Say what differs on any rank, in words, at least the first few; and how much does. The same on all ranks.
     Collective."""
-    group, team = run.group, run.group.member
+    group, team = run.group, run.group.team
     moves, sources, targets = _direct(transfer, run)
     group.enter("computing digests", False)
     schedule = Schedule.of([each.move for each in moves], team.rank, transfer.agreement.gone)

@@ -87,7 +87,7 @@ class LiveExperts:
         """Check that the model's loader writes experts only in the way that `loading` changes."""
         with self.loading(is_anywhere=False):
             found = ask()
-        written = {storage_of(view) for view in _views(found)} | found.whole_storages
+        written = {storage_of(view) for view in _views(found)} | found.storages_of(*found.whole)
         names = [name for name, param in self.parameters.items() if storage_of(param) in written]
         if names:
             raise ValueError(
@@ -97,7 +97,9 @@ class LiveExperts:
 
     def check_landings(self, found: Landings) -> None:
         """Check that each expert is written directly, and no slot less than another: it would keep old weights."""
-        whole = [name for name, param in self.parameters.items() if storage_of(param) in found.whole_storages]
+        whole = [
+            name for name, param in self.parameters.items() if storage_of(param) in found.storages_of(*found.whole)
+        ]
         if whole:
             reasons = [*dict.fromkeys(found.whole.values())]
             raise ValueError(

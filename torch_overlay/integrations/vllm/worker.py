@@ -9,7 +9,7 @@ import types
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
@@ -97,6 +97,20 @@ class UpdateInfo(WeightTransferUpdateInfo):
     verify: bool = False
 
 
+class BesideStages(NamedTuple):
+    """The layers for which vLLM's own step is called when all stages have come.
+
+    Attributes:
+        tied: those that make something of a weight that comes to another layer.
+        with_whole: those to which something whole goes.
+        deferred: attention that makes weights of what comes to its children.
+    """
+
+    tied: list[torch.nn.Module]
+    with_whole: list[torch.nn.Module]
+    deferred: list[torch.nn.Module]
+
+
 class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     """Receives each round's weights into the model.
 
@@ -129,9 +143,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._layouts = _layouts()
         self._is_inference = False
         self._served: dict[str, Any] = {}  # of the layers of a stage, what they served before
-        self._tied: list[torch.nn.Module] = []  # layers that make something of a weight that comes to another one
-        self._with_whole: list[torch.nn.Module] = []  # those to which something whole goes, outside of stages
-        self._deferred: list[torch.nn.Module] = []  # attention that makes weights of others' weights
+        self._beside = BesideStages([], [], [])
         self._compared: tuple[dict[str, str], dict[str, str]] | None = None  # while stages are compared: what was found
         self._found: Landings | None = None
         self._bound: Landings | None = None  # those that the transfer writes to
@@ -211,21 +223,13 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._experts = self._live_experts()
         with torch.device(self.device), self._layout_of_loader():
             found = self._landings(self._load)
-            self._with_whole = self._modules_with_whole(found)
-            self._deferred = self._modules_deferred(found)
-            grouped = {module for _, modules in found.groups for module in modules.values()}
-            tied = tied_parameters(self.model)
-            self._tied = [
-                module
-                for module in self._staged_modules()
-                if module not in grouped and any(id(each) in tied for each in module._parameters.values())
-            ]
+            beside = self._beside_stages(found)
             if self._experts is not None:
                 self._experts.check_landings(found)
                 if not self._is_loader_known:
                     self._experts.check_loader(lambda: self._landings(self._load_as_vllm))
                     self._is_loader_known = True
-        self._found = found
+        self._found, self._beside = found, beside
         self._log_landings()
 
     def _moves_experts(self) -> bool:
@@ -396,9 +400,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             if not self._is_open:
                 name_worker(error, self._trainers)
             raise
-        for module in self._tied:
+        for module in self._beside.tied:
             self._process_tied(module)
-        if self._with_whole or self._deferred:
+        if self._beside.with_whole or self._beside.deferred:
             self._load_whole()
         else:
             self._found.load_whole()  # writes the constants that the loader fills in, such as rows of padding
@@ -516,9 +520,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 overwritten.append((view, view.clone()))
                 name = names[storage_of(view)]
                 differences[name] = f"differs in {wrong} elements from {value}, to which its loader sets them"
-        if self._with_whole or self._deferred:
+        if some := (*self._beside.with_whole, *self._beside.deferred):
             own = {module: name for name, module in self.model.named_modules()}
-            modules = {own[module]: module for module in (*self._with_whole, *self._deferred)}
+            modules = {own[module]: module for module in some}
             try:
                 of_step, unseen_there = compare_with_step(modules, self._load_whole)
             finally:
@@ -599,30 +603,39 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         GPT-OSS's experts kept their old weights."""
         if self._layouts is None and getattr(self.model_config, "quantization", None) is not None:
             return self.model
-        some = [module for module in self._with_whole if self._is_reloaded(module)]
-        some += [module for module in self._deferred if module not in some]
+        some = [module for module in self._beside.with_whole if self._is_reloaded(module)]
+        some += [module for module in self._beside.deferred if module not in some]
         return types.SimpleNamespace(modules=lambda: iter(some))
 
-    def _modules_with_whole(self, found: Landings) -> list[torch.nn.Module]:
-        """The modules to which something whole goes outside of stages."""
-        if self._layouts is None and getattr(self.model_config, "quantization", None) is not None:
-            return [*self.model.modules()]
-        whole = set().union(*[found.storages_of(name) for name in found.whole.keys() - {*found.staged}])
-        return [module for module in self.model.modules() if self._storages(module) & whole]
-
-    def _modules_deferred(self, found: Landings) -> list[torch.nn.Module]:
-        """The attention layers that make weights of what comes to their children."""
+    def _beside_stages(self, found: Landings) -> BesideStages:
+        """Find the layers for which something is left to do when all stages have come."""
+        every = [*self.model.modules()]
         if self._layouts is None:
-            return []
-        names = (*found.direct, *found.staged)
-        reached = set().union(*[found.storages_of(name) for name in names])
-        return [
+            is_quantized = getattr(self.model_config, "quantization", None) is not None
+            return BesideStages([], every if is_quantized else self._reached(found, found.whole), [])
+        grouped, tied = (
+            {module for _, modules in found.groups for module in modules.values()},
+            tied_parameters(self.model),
+        )
+        apart = [module for module in self._staged_modules() if module not in grouped]
+        reached = found.storages_of(*found.direct, *found.staged)
+        deferred = [
             module
-            for module in self.model.modules()
+            for module in every
             if self._layouts.is_deferred(module)
             and hasattr(module, "process_weights_after_loading")
             and storages(module) & reached
         ]
+        return BesideStages(
+            [module for module in apart if any(id(each) in tied for each in module._parameters.values())],
+            self._reached(found, found.whole.keys() - {*found.staged}),
+            deferred,
+        )
+
+    def _reached(self, found: Landings, names: Iterable[str]) -> list[torch.nn.Module]:
+        """The modules to whose memory these tensors go."""
+        its = found.storages_of(*names)
+        return [module for module in self.model.modules() if self._storages(module) & its]
 
     def _end_reload(self, modules: Any) -> None:
         """End vLLM's layerwise reload: it lays out the weights of these modules anew, on the worker's device."""

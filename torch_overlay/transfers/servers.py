@@ -1,5 +1,5 @@
 """A `Transfer` at an open place: it is made anew when servers come or go, and a run is finished with those that are
-left. Start at `Fleets.remake`."""
+left. Start at `Servers.remake`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RETRIES = 2  # of what failed, though all ranks are there
 
 
-class Fleets:
+class Servers:
     """The servers of one Transfer, on one rank.
 
     Args:
