@@ -162,7 +162,10 @@ DIRECT = {
     "every_other_column_of_the_model": lambda m, w: m.c.data[:4, ::2].copy_(w[:, :3]),
     "padded": lambda m, w: [m.c.data[:4].copy_(w), m.c.data[4:].zero_()],
     "foreach": lambda m, w: torch._foreach_copy_([m.a.data[:2], m.a.data[2:]], [w[2:], w[:2]]),
+    "before_it_is_zeroed": lambda m, w: [m.a.data.copy_(w), w.zero_(), m.c.data[:4].copy_(w.clone())],
+    "beside_a_copy_that_is_zeroed": lambda m, w: [m.c.data[:2].copy_(w[:2].clone().zero_()), m.c.data[4:].copy_(w)],
     "nothing": lambda m, w: None,
+    "zeroed": lambda m, w: m.b.data.t()[1:].copy_(w.zero_()[1:]),
 }
 
 
@@ -170,7 +173,7 @@ DIRECT = {
 def test_what_only_cuts_turns_and_copies_is_direct(name):
     model = module_of(a=zeros(4, 6), b=zeros(6, 4), c=zeros(8, 6))
     found = check(model, loader(w=lambda w: DIRECT[name](model, w)), {"w": (4, 6)})
-    assert not found.whole and found.skipped == (("w",) if name == "nothing" else ())
+    assert not found.whole and found.skipped == (("w",) if name in ("nothing", "zeroed") else ())
 
 
 # As above; each ends otherwise than a cut would.
@@ -179,6 +182,8 @@ WHOLE = {
     "scaled_in_place": lambda m, w: m.a.data.copy_(w.mul_(2)),
     "scaled_copy": lambda m, w: m.a.data.copy_(w.clone().mul_(2)),
     "scaled_after": lambda m, w: [m.a.data.copy_(w), m.a.data.mul_(2)],
+    "zeroed_in_part": lambda m, w: [w[:3].zero_(), m.a.data.copy_(w)],
+    "zeroed_and_added_to": lambda m, w: m.a.data.copy_(w.zero_().add_(1)),
     "by_the_model": lambda m, w: m.a.data.copy_(w * m.c.data[:4]),
     "added_up": lambda m, w: m.a.data.add_(w),
     "by_out": lambda m, w: [torch.mul(w, 2, out=w), m.a.data.copy_(w)],
@@ -955,7 +960,7 @@ class Program:
         return steps, self._place(tuple(value.shape))
 
     def _step(self, value):
-        kind, dims = self.draw(12), value.ndim
+        kind, dims = self.draw(13), value.ndim
         dim = self.draw(dims) if dims else 0
         if kind < 4 and dims and value.shape[dim]:
             start = self.draw(value.shape[dim])
@@ -977,6 +982,8 @@ class Program:
             return lambda w: w.reshape(-1)
         if kind == 10:
             return (lambda w: w * 3) if not self.draw(4) else lambda w: w.to(torch.float64)
+        if kind == 12:
+            return lambda w: w.zero_()
         if kind == 11 and dims:
             return lambda w: w[(slice(None),) * dim + (slice(None, None, 2),)]
         return None

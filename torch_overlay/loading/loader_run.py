@@ -8,6 +8,7 @@ records can be trusted.
 from __future__ import annotations
 
 import gc
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -269,6 +270,7 @@ class _Recorder(TorchDispatchMode):
         self._outside: list[tuple[torch.Tensor, torch.Tensor]] = []  # memory that is nobody's, and what it held
         self._storages, self._nobody = storages, nobody
         self._bases: dict[int, _Base] = {}
+        self._zeroed: set[int] = set()  # of these, what the loader set to zero
         self._computed: dict[int, frozenset[str]] = {}  # by storage, the names of what it was computed from
         self._alive: list[torch.Tensor] = []  # else their storage's address might be another tensor's
         self._users: list[tuple[str, torch.Tensor, int]] = []
@@ -309,6 +311,8 @@ class _Recorder(TorchDispatchMode):
             return args[0]
         if into_model and not names and func in _FILLS:
             self._filled(args[0], args[1] if len(args) > 1 else 0)
+            return args[0]
+        if func is _aten.zero_.default and self._zeroes(args[0]):
             return args[0]
         if into_model or (names and written):
             self._reads(given, except_for=written)
@@ -439,7 +443,18 @@ class _Recorder(TorchDispatchMode):
             return made
         dtypes = base.dtypes if made.dtype == base.dtypes[-1] else (*base.dtypes, made.dtype)
         self._follow(made, _Base(base.name, tuple(made.shape), made.stride(), *box, dtypes))
+        if storage_of(tensor) in self._zeroed:
+            self._zeroed.add(storage_of(made))
         return made
+
+    def _zeroes(self, tensor: torch.Tensor) -> bool:
+        """Note that a tensor of the checkpoint, or a copy of a box of it, is all zero from now on. False if `tensor` is
+        another one, or a part."""
+        base = self._bases.get(storage_of(tensor))
+        if base is None or not base.shows_all(tensor):
+            return False
+        self._zeroed.add(storage_of(tensor))
+        return True
 
     def _filled(self, target: torch.Tensor, value: Any) -> None:
         """Record that the loader wrote a constant into memory of the model; nothing if `target` is empty."""
@@ -470,6 +485,9 @@ class _Recorder(TorchDispatchMode):
         elif any((other.dtype, other.device) != (target.dtype, target.device) for _, other in record.pieces):
             record.comes_whole("it goes to memory of several types or devices")
         else:
+            if storage_of(view) in self._zeroed:
+                self._filled(target, 0)
+                return
             start, dims = box
             record.pieces.append((start, _in_order(torch.Tensor.detach(target), dims, len(start))))
             return
@@ -549,6 +567,10 @@ class _Base(NamedTuple):
             if its is not None:
                 start[its] += begin
         return tuple(start), tuple([None if dim is None else self.dims[dim] for dim in along])
+
+    def shows_all(self, view: torch.Tensor) -> bool:
+        """True if a view shows each element of this memory once, as it is."""
+        return _is_plain(view, self) and self.box(view) is not None and view.numel() == math.prod(self.shape)
 
 
 def _is_plain(view: torch.Tensor, base: _Base) -> bool:
