@@ -250,6 +250,15 @@ class RelayCases:
         with self.assertRaisesRegex(TypeError, "progress= takes a function"):
             torch_overlay.Transfer([source], [target], progress=3)
 
+    def test_rounds_in_which_nothing_is_passed_on(self):
+        """A rank without a part in one of them counts it all the same."""
+        whole, own = torch.arange(64.0), torch.zeros(64)
+        source = {name: piece(whole, (64,), (0,)) for name in "ab"} if self.rank == 0 else None
+        target = {"ab"[self.rank - 1]: piece(own, (64,), (0,))} if self.rank in (1, 2) else None
+        with mock.patch.object(relays, "ROUND", 256), torch_overlay.Transfer(source, target, relay=True) as transfer:
+            transfer.run()
+        self.assertEqual(own, whole if target else torch.zeros(64))
+
     def test_bad_options(self):
         """Ranks differ in relay=; a host with relay=False, or one that is no name."""
         source, target = torch.zeros(4), torch.ones(4)

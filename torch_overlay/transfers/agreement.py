@@ -163,13 +163,15 @@ def agree(
     levels = _levels(descriptions, tensors, contents)
     moves, passed, hops, why = _plan(tensors, gone, options, meeting, budget, contents, levels)
     ends = [{rank for tensor in tensors for rank in getattr(tensor, side).ranks} for side in SIDES]
+    # A relay has rounds, also where it passes nothing on.
+    has_parts = bool(passed or hops or levels or contents is not None or any(each.round for each in moves))
     agreement = Agreement(
         place=place,
         gone=gone,
         budget=budget,
         tensors=tensors,
         moves=moves,
-        own=range(len(moves)) if passed or hops or levels or contents is not None else own_moves(moves, meeting.rank),
+        own=range(len(moves)) if has_parts else own_moves(moves, meeting.rank),
         passed=passed,
         hops=hops,
         why=why,
