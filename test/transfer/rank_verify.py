@@ -156,6 +156,17 @@ class VerifyCases:
             with self.assertRaisesRegex(ValueError, re.escape(wanted)):
                 transfer.verify()
 
+    def test_complex_numbers_that_stay_on_a_rank(self):
+        """As numbers, -0.0 equals 0.0, and NaN nothing."""
+        source = torch.tensor([complex(torch.nan, 1), complex(1, -0.0)], dtype=torch.complex128)
+        target = torch.zeros_like(source)
+        with torch_overlay.Transfer([source], [target], group=[self.rank]) as transfer:
+            transfer.run()
+            transfer.verify()
+            target.data[1] = complex(1, 0)
+            with self.assertRaisesRegex(ValueError, "1 of 2 elements"):
+                transfer.verify()
+
     def test_casts_of_nan(self):
         """Where torch casts by vectors, NaN gets other bits in bfloat16 than where it casts one element at a time."""
         train, serve = make_root(range(2), (2,), ("dp",)), make_root(range(2, 8), (6,), ("tp",))

@@ -214,7 +214,11 @@ def _kept_differ(number: int, before: Box, after: Box, sources: Locals, targets:
     ]
     count = 0
     for old, new in zip(*sides):
-        count += int((_bits(old, dtype, is_canonical) != _bits(new, dtype, is_canonical)).count_nonzero())
+        both = [_bits(values, dtype, is_canonical) for values in (old, new)]
+        if dtype.itemsize > 8:  # as numbers, -0.0 equals 0.0, and NaN nothing
+            both = [values.view(torch.int64).view(-1, dtype.itemsize // 8) for values in both]
+        differ = both[0] != both[1]
+        count += int((differ.any(1) if differ.dim() > 1 else differ).count_nonzero())
     return count
 
 
