@@ -534,6 +534,7 @@ class Transfer:
                 self._state.last_runs = {}
                 for plan in self._state.plans.by_names.values():
                     plan.exchanges.forget()
+                    plan.exchanges.send_whole_next()
                 self._state.needs_whole = bool(self._state.options.changes)
                 if self._state.stages is not None:
                     self._state.stages.free()

@@ -163,6 +163,23 @@ class OnlyChangedCases:
         with self.assertRaisesRegex(ValueError, 'changes= takes True, False or "cpu"; got 3'):
             torch_overlay.Transfer([source], [target], changes=3)
 
+    def test_what_was_sent_is_forgotten(self):
+        """Its memory is free, and the next run sends everything from this rank."""
+        source = {"w": torch.arange(1000.0)} if self.rank == 0 else None
+        target = {"w": torch.zeros(1000)} if self.rank == 1 else None
+        with torch_overlay.Transfer(source, target, changes=True) as transfer:
+            transfer.run()
+            if source:
+                transfer.forget()
+                (plan,) = transfer._state.plans.by_names.values()
+                self.assertEqual([sent.bytes for sent in plan.exchanges._known.values()], [None])
+            elif target:
+                target["w"].data[5] = -1
+            transfer.run()
+            self.assertEqual(transfer.sent_bytes, 4000 if source else 0)
+        if target:
+            self.assertEqual(target["w"], torch.arange(1000.0))
+
     def test_a_receiver_has_room_for_what_arrives_and_no_copy(self):
         """One element of a thousand: a receiver allocates 20 times less than its target takes."""
         train, serve = (make_root(ranks, (4,), ("dp",)) for ranks in (range(4), range(4, 8)))
