@@ -180,6 +180,18 @@ class OnlyChangedCases:
         if target:
             self.assertEqual(target["w"], torch.arange(1000.0))
 
+    def test_targets_of_one_block_in_turns(self):
+        """Their tensors count writes apart, so that a run of one name goes unseen by the other."""
+        weight, block = torch.ones(8), torch.zeros(8)
+        source = {"a": weight, "b": weight} if self.rank == 0 else None
+        target = {"a": block, "b": block.data} if self.rank == 1 else None
+        with torch_overlay.Transfer(source, target, changes=True) as transfer:
+            for value, name in ((1, "a"), (1, "b"), (2, "a"), (1, "b")):
+                weight.fill_(value)
+                transfer.run(only=[name])
+                if target:
+                    self.assertEqual(block, torch.full((8,), float(value)))
+
     def test_a_receiver_has_room_for_what_arrives_and_no_copy(self):
         """One element of a thousand: a receiver allocates 20 times less than its target takes."""
         train, serve = (make_root(ranks, (4,), ("dp",)) for ranks in (range(4), range(4, 8)))

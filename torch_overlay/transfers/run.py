@@ -541,6 +541,8 @@ class Run:
         names, to everybody."""
         transfer = self._transfer
         names = None if self.report.only is None else {*self.report.only}
+        if names is not None:  # with those of targets that lie in one block with these
+            names.update(*[tied for tied in transfer.agreement.tied if not names.isdisjoint(tied)])
         for only, other in transfer.plans.by_names.items():
             other.exchanges.send_whole_next(transfer.ranks if self.report.checks else need_whole)
             if other is not plan and (names is None or only is None or not names.isdisjoint(only)):
