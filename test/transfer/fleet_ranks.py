@@ -79,6 +79,21 @@ class Trainer:
         with mock.patch.object(Exchanges, "_wait", breaks):
             return self.step(version)
 
+    def step_without_news(self, version):
+        """Rank 0's connections are found broken when the other ranks have heard that a server came."""
+        from torch_overlay.transfers.run import RunReport
+
+        def breaks(*given):
+            decision = agree(*given)
+            if self.rank == 0 and decision.is_news:
+                time.sleep(2)
+                raise RuntimeError("broken")
+            return decision
+
+        agree = RunReport.agree
+        with mock.patch.object(RunReport, "agree", breaks):
+            return self.step(version)
+
     def messages(self):
         """How many gathers and meetings a run takes."""
         from torch_overlay.rendezvous.meeting import Meeting

@@ -181,6 +181,17 @@ def test_trainers_that_are_apart(fleet):
     fleet.step(5, {"b": 1, "c": 1}, joined="c")
 
 
+def test_a_trainer_that_does_not_hear_who_came(fleet):
+    """The others make the Transfer anew, and wait for it there."""
+    fleet.trainers.ask("make")
+    fleet.start("a")
+    fleet.step(1, {"a": 1}, joined="a")
+    fleet.start("b")
+    assert [said[:3] for said in fleet.trainers.ask("step_without_news", 2)] == [(["b"], {}, 2)] * 2
+    for name in "ab":
+        assert fleet.hear(name)[2:] == (2, {2.0})
+
+
 @pytest.mark.skipif(not NIGHTLY, reason="a long search: TORCH_OVERLAY_NIGHTLY=1")
 @pytest.mark.parametrize("seed", range(20))
 def test_random_fleets(fleet, seed):

@@ -291,6 +291,8 @@ class Run:
         self._seconds: dict[str, float] = {}  # what it took so far, for `RunStats`
         self._problems_beside: list[str] = []  # what changed beside a run in the background, and what a function raised
         self._raised: Exception | None = None  # by a function of a stage
+        # At an open place: it isn't over, or a trainer that didn't hear of this would leave the version out.
+        self._begins_again = False
 
     @property
     def group(self) -> TransferGroup:
@@ -434,6 +436,7 @@ class Run:
                     after = self._problems_after()
                     if after.problems and decision.is_background and self._transfer.options.changes:
                         self._transfer.needs_whole = True  # what a sender kept and what it sent may be of two moments
+            self._begins_again = bool(decision.is_news or decision.unfit or after.unfit)
         self.raise_if_any(problems)
         if after.problems:
             what, advice = "what came is of two moments", "Wait until sent(), or run with snapshot=True."
@@ -457,7 +460,10 @@ class Run:
             raise self._error(watch.advice)
         try:
             yield
-            self.group.end_run()
+            if self._begins_again:
+                self.group.enter("making it anew", False)
+            else:
+                self.group.end_run()
         except Exception as error:
             raise self._failed(error) from error
 
