@@ -453,15 +453,21 @@ class Transfer:
         Raises:
             RuntimeError: the Transfer is closed, or is running; or a rank didn't come within the timeout.
         """
-        from .transfers.run import Run, RunReport
+        from .transfers.run import NEWS, RAN, Run, RunReport
+
+        servers = self._servers
+
+        def run(_: object) -> str:
+            if servers is not None and not servers.fleet.units:
+                return NEWS if servers.has_news() else RAN
+            return Run(self._state, RunReport([why or "it refused"])).go() if self.traffic else RAN
 
         self._take_turn()
         try:
-            servers = self._servers
-            if servers is not None and not servers.fleet.units and servers.has_news():
-                self._adopt(servers.remake(self._state, {}))
-            if self.traffic:
-                Run(self._state, RunReport([why or "it refused"])).go()
+            if servers is None:
+                run(None)
+            else:
+                self._with_those_left(run, run, lambda: None)
         except ValueError as error:
             return str(error)  # what all ranks raise
         finally:

@@ -65,6 +65,15 @@ class Trainer:
         self.sync.verify()
         return [*self.sync.joined], [name for name, *_ in self.sync.gone]
 
+    def refuse(self, one):
+        """One rank refuses a run. Returns what that says, or the error of the other rank."""
+        if self.rank == one:
+            return self.sync.refuse("a test")
+        try:
+            self.sync.run()
+        except ValueError as error:
+            return str(error)
+
     def step_apart(self, version):
         """Rank 0 finds its connections broken when the other ranks have ended the run."""
         from torch_overlay.transfers.exchanges import Exchanges

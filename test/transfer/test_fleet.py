@@ -107,6 +107,18 @@ def test_servers_come_and_go(fleet):
     fleet.step(9, {"b": 2}, gone="d")
 
 
+def test_a_trainer_that_refuses_where_a_server_died(fleet):
+    """The other trainer and servers hear it, and the dead one is dropped."""
+    fleet.trainers.ask("make")
+    fleet.start("a")
+    fleet.start("b")
+    fleet.step(1, {"a": 1, "b": 1}, joined="ab")
+    fleet.signal("a", signal.SIGKILL)
+    assert all("rank 1: a test" in said for said in fleet.trainers.ask("refuse", 1))
+    assert "rank 1: a test" in fleet.hear("b")[2]
+    fleet.step(2, {}, gone="ab")
+
+
 def test_who_does_not_fit_is_refused(fleet):
     """It gets the error itself, and the others go on: at the door, and in a later run."""
     fleet.trainers.ask("make")
