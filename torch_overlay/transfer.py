@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakSet
@@ -309,6 +309,7 @@ class Transfer:
     ) -> Callable[[Callable[[], None]], object]:
         """Check this rank's tensors for a run. Returns a function that does the run, and calls the function that it is
         given when no source is read any more."""
+        only = _read_once(only)
         first = self._one_run(only, version, check, async_op, snapshot)
 
         def again(sent: Callable[[], None]) -> str:
@@ -424,6 +425,8 @@ class Transfer:
         """
         from .transfers.run import RAN
         from .transfers.verification import verify
+
+        only = _read_once(only)
 
         def run(_: object) -> str:
             if self.traffic:
@@ -630,6 +633,11 @@ class Transfer:
         from .transfers.transfer_plan import flow_of
 
         return flow_of(self._state.agreement)
+
+
+def _read_once(only: Iterable[str] | None) -> Iterable[str] | None:
+    """Return `only=` so that it can be read again: at an open place a run may begin several times."""
+    return [*only] if isinstance(only, Iterator) else only
 
 
 @functools.cache

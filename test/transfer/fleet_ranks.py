@@ -44,14 +44,14 @@ class Trainer:
         self.sync = torch_overlay.Transfer(self.source, None, group=self.place, budget=16 * self.rows, changes=changes)
         return self.sync.joined
 
-    def step(self, version, in_background=False):
+    def step(self, version, in_background=False, only=None):
         """Run. Returns who came and went, the version, and how long it took."""
         import torch.distributed as dist
 
         for tensor in self.source.values():
             tensor.to_local().copy_(values(version, self.rows, self.few).chunk(2)[self.rank])
         begun = time.monotonic()
-        work = self.sync.run(version=version, async_op=in_background)
+        work = self.sync.run(version=version, only=only and iter(only), async_op=in_background)
         if work is not None:
             work.wait()
         dist.barrier()  # as a trainer's step has collectives, in which nobody is who still runs
@@ -163,6 +163,7 @@ def serve(
     verifies_after=-1,
     changes=False,
     budget=None,
+    only=None,
 ):
     """Join, and take what comes. Tells of everything by `events`: the name, the rank and what happened.
 
@@ -225,7 +226,7 @@ def serve(
         ):
             sync = torch_overlay.Transfer(None, target, group=place, budget=budget or 16 * rows, changes=changes)
             while True:
-                sync.run()
+                sync.run(only=only and iter(only))
                 runs += 1
                 if changes:
                     wanted = values(sync.version, rows, True).chunk(size, 1)[rank]

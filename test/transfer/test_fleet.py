@@ -107,6 +107,16 @@ def test_servers_come_and_go(fleet):
     fleet.step(9, {"b": 2}, gone="d")
 
 
+def test_names_that_can_be_read_once(fleet):
+    """Also in a run that begins again, since a server came."""
+    fleet.trainers.ask("make")
+    for version, name in enumerate("ab", 1):
+        fleet.start(name, only="ab")
+        fleet.trainers.ask("step", version, False, "ab")
+        for other in "ab"[:version]:
+            assert fleet.hear(other) == (other, 0, version, {float(version)})
+
+
 def test_a_trainer_that_refuses_where_a_server_died(fleet):
     """The other trainer and servers hear it, and the dead one is dropped."""
     fleet.trainers.ask("make")
