@@ -309,13 +309,61 @@ class Transfer:
     ) -> Callable[[Callable[[], None]], object]:
         """Check this rank's tensors for a run. Returns a function that does the run, and calls the function that it is
         given when no source is read any more."""
+        if self._servers is None:
+            return self._one_run(only, version, check, async_op, snapshot)
         only = _read_once(only)
-        first = self._one_run(only, version, check, async_op, snapshot)
+        restore = self._hold_snapshot(only) if snapshot else lambda: None
 
         def again(sent: Callable[[], None]) -> str:
             return self._one_run(only, version, check, async_op, snapshot)(sent)
 
-        return first if self._servers is None else lambda sent: self._with_those_left(first, again, sent)
+        def run(sent: Callable[[], None]) -> None:
+            try:
+                # A run that has sent all may be done again without a server, and reads the sources then.
+                self._with_those_left(first, again, lambda: None)
+                sent()
+            finally:
+                restore()
+
+        try:
+            first = self._one_run(only, version, check, async_op, snapshot)
+        except BaseException:
+            restore()
+            raise
+        return run
+
+    def _hold_snapshot(self, only: Iterable[str] | None) -> Callable[[], None]:
+        """At an open place: read copies of the sources, also where the Transfer is made anew, until what this returns
+        is called. Where there is no room for them, the run says so."""
+        from .transfers.bound_tensors import rebind_side
+        from .transfers.pieces import copied_sources, own_tensors
+        from .transfers.run import checked_names
+
+        names, own = checked_names(only)[0], self._trees[0]
+
+        def use(tree: Any, is_snapshot: bool) -> None:
+            state = self._state
+            if self.traffic and not state.is_stale:
+                given = own_tensors(tree, "source", self._names)
+                moves, place = state.agreement.moves, state.agreement.place
+                state.sources = rebind_side("source", given, moves, place, state.sources)
+                state.last_runs = {}
+            self._trees[0], state.has_snapshot = tree, is_snapshot
+
+        def restore() -> None:
+            try:
+                use(own, False)
+            except (TypeError, ValueError):  # the program changed them meanwhile
+                self._trees[0], self._state.is_stale, self._state.has_snapshot = own, True, False
+
+        if own is None:
+            return lambda: None
+        try:
+            some = None if names is None else frozenset(names)
+            use(copied_sources(own, self._names, some, self._state.agreement.budget), True)
+        except (TypeError, ValueError):
+            return lambda: None
+        return restore
 
     def _with_those_left(
         self,

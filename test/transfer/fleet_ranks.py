@@ -37,22 +37,28 @@ class Trainer:
         self.source = {name: distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None) for name in "ab"}
         self.place = torch_overlay.meet(address, rank=rank, world_size=2, key=KEY, timeout=TIMEOUT, open=True)
 
-    def make(self, changes=False):
+    def make(self, changes=False, budget=16):
         import torch_overlay
 
-        self.few = changes
-        self.sync = torch_overlay.Transfer(self.source, None, group=self.place, budget=16 * self.rows, changes=changes)
+        self.few, budget = changes, budget * self.rows
+        self.sync = torch_overlay.Transfer(self.source, None, group=self.place, budget=budget, changes=changes)
         return self.sync.joined
 
     def step(self, version, in_background=False, only=None):
-        """Run. Returns who came and went, the version, and how long it took."""
+        """Run; in the background, perhaps with a "snapshot", and with other values in the sources as soon as these may
+        change. Returns who came and went, the version, and how long it took."""
         import torch.distributed as dist
 
         for tensor in self.source.values():
             tensor.to_local().copy_(values(version, self.rows, self.few).chunk(2)[self.rank])
         begun = time.monotonic()
-        work = self.sync.run(version=version, only=only and iter(only), async_op=in_background)
+        more = {"async_op": bool(in_background), "snapshot": in_background == "snapshot"}
+        work = self.sync.run(version=version, only=only and iter(only), **more)
         if work is not None:
+            while not work.sent():
+                time.sleep(0.001)
+            for tensor in self.source.values():
+                tensor.to_local().fill_(-1)
             work.wait()
         dist.barrier()  # as a trainer's step has collectives, in which nobody is who still runs
         gone = {name: why for name, _, why in self.sync.gone}

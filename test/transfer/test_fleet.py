@@ -107,6 +107,22 @@ def test_servers_come_and_go(fleet):
     fleet.step(9, {"b": 2}, gone="d")
 
 
+def test_steps_of_an_optimizer_meanwhile(fleet):
+    """Servers that come, and those that stay when another one dies, have the version's values, though the sources
+    change as soon as they may."""
+    fleet.trainers.ask("make", False, 64)
+    budget = 64 * ROWS
+    fleet.start("a", budget=budget)
+    fleet.step(1, {"a": 1}, joined="a", in_background="snapshot")
+    fleet.start("b", fault=("last", "kill", 1), budget=budget)
+    fleet.step(2, {"a": 1, "b": 1}, joined="b", in_background="snapshot")
+    fleet.step(3, {"a": 1}, gone="b", in_background=True)
+    fleet.start("c", fault=("last", "kill", 1), budget=budget)
+    fleet.step(4, {"a": 1, "c": 1}, joined="c", in_background=True)
+    fleet.step(5, {"a": 1}, gone="c", in_background="snapshot")
+    fleet.step(6, {"a": 1})
+
+
 def test_names_that_can_be_read_once(fleet):
     """Also in a run that begins again, since a server came."""
     fleet.trainers.ask("make")

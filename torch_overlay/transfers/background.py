@@ -73,7 +73,8 @@ class Running:
         failed.
 
         That is before the end of the run: when its last exchange is packed and large pieces are sent. If this rank has
-        targets beside its sources, it copies into these last, and reads the sources until then.
+        targets beside its sources, it copies into these last, and reads the sources until then. At an open place it is
+        the end, unless the run has a snapshot: without a server that dies it is done again.
         """
         if self._is_sent.is_set():
             return self._sent_event is None or bool(self._sent_event.query())

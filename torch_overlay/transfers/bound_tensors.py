@@ -262,13 +262,16 @@ def size_of(locals_: Locals, indices: Collection[int]) -> int:
 
 
 def copies(
-    locals_: Locals, room: int, indices: Collection[int], why: str
+    locals_: Locals, room: int, indices: Collection[int], why: str, are_made: bool = False
 ) -> tuple[list[torch.Tensor | None], list[str]]:
-    """Replace the local tensors with these indices by copies, if these fit into `room` bytes."""
+    """Replace the local tensors with these indices by copies, if these fit into `room` bytes. With `are_made` they are
+    copies already."""
     by_id = {id(local): local for index in indices if (local := locals_[index]) is not None}
     size = size_of(locals_, indices)
     if size > room:
         return [*locals_], [f"{why} takes {size} bytes, and {room} of the budget are left: give a larger budget="]
+    if are_made:
+        return [*locals_], []
     with torch.no_grad():
         copied = {key: local.detach().clone() for key, local in by_id.items()}
     return [copied.get(id(local), local) if n in indices else local for n, local in enumerate(locals_)], []

@@ -30,6 +30,7 @@ from .trees import leaves, names_for, with_paths
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from collections.abc import Set as AbstractSet
     from typing import TypeAlias
 
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
@@ -326,6 +327,37 @@ def own_tensors(tree: Any, side: str, names: Names = None, on_meta: Collection[s
             if not isinstance(given, Pieces) or given.pieces:
                 tensors[name] = given
     return tensors
+
+
+def copied_sources(tree: Any, names: Names, only: AbstractSet[str] | None, room: int) -> dict[str, Any]:
+    """Return the tree of a source, by path, with copies of the tensors that go to the names `only`; all, if None.
+
+    Raises:
+        ValueError: they take more than `room` bytes.
+    """
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id; with the original, which keeps the id
+
+    def copy(local: torch.Tensor) -> torch.Tensor:
+        local = settled(local)
+        if id(local) not in made:
+            if sum([one.nbytes for one, _ in made.values()]) + local.nbytes > room:
+                raise ValueError(f"copies of the sources take more than {room} bytes")
+            made[id(local)] = local, local.detach().clone()
+        return made[id(local)][1]
+
+    copies: dict[str, Any] = {}
+    for path, leaf in leaves(tree, is_pieces).items():
+        copies[path], called = leaf, names_for(path, names)
+        if leaf is not None and called and (only is None or not only.isdisjoint(called)):
+            given = _as_given(called[0], leaf, "source", False)
+            if isinstance(given, DTensor):
+                copies[path] = DTensor(copy(given._local_tensor), given._spec, requires_grad=False)
+            elif isinstance(given, Plain):
+                copies[path] = copy(given._local_tensor)
+            else:
+                pieces = [Piece(copy(each._local_tensor), each.shape, each.start) for each in given.pieces]
+                copies[path] = tuple(pieces) or None
+    return copies
 
 
 def _as_given(name: str, leaf: Any, side: str, may_be_on_meta: bool) -> Given:

@@ -192,6 +192,7 @@ class TransferState:
         needs_whole: whether this rank needs everything whole, since it lacks what `changes` builds on.
         wrote: by index of the move, where the last run left its target.
         is_stale: at an open place, whether this rank has other tensors since, so that the Transfer is made anew.
+        has_snapshot: at an open place, whether the sources are copies, until the run ends.
     """
 
     agreement: Agreement
@@ -213,6 +214,7 @@ class TransferState:
     needs_whole: bool = False
     wrote: dict[int, object] = field(default_factory=dict)
     is_stale: bool = False
+    has_snapshot: bool = False
 
     @property
     def ranks(self) -> list[int]:
@@ -366,7 +368,7 @@ class Run:
         staging = 0 if plan is None else plan.exchanges.staging
         room = transfer.agreement.budget - staging
         if self._is_snapshot:
-            self.sources, too_large = copies(self.sources, room, self.indices, "a snapshot")
+            self.sources, too_large = copies(self.sources, room, self.indices, "a snapshot", transfer.has_snapshot)
             problems += too_large
         elif self.shared.overwritten:
             read = self.indices if plan is None else {self.indices[place] for place in plan.exchanges.reads}

@@ -66,7 +66,7 @@ class Servers:
                 raise
             if old is not None:
                 _take_over(state, old, kept)
-                state.version, state.stats = old.version, old.stats
+                state.version, state.stats, state.has_snapshot = old.version, old.stats, old.has_snapshot
             return state
 
     @property
