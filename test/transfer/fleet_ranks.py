@@ -37,11 +37,12 @@ class Trainer:
         self.source = {name: distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None) for name in "ab"}
         self.place = torch_overlay.meet(address, rank=rank, world_size=2, key=KEY, timeout=TIMEOUT, open=True)
 
-    def make(self, changes=False, budget=16):
+    def make(self, changes=False, budget=16, relay=None):
         import torch_overlay
 
         self.few, budget = changes, budget * self.rows
-        self.sync = torch_overlay.Transfer(self.source, None, group=self.place, budget=budget, changes=changes)
+        more = {"budget": budget, "changes": changes, "relay": relay}
+        self.sync = torch_overlay.Transfer(self.source, None, group=self.place, **more)
         return self.sync.joined
 
     def step(self, version, in_background=False, only=None):
@@ -170,6 +171,7 @@ def serve(
     changes=False,
     budget=None,
     only=None,
+    relay=None,
 ):
     """Join, and take what comes. Tells of everything by `events`: the name, the rank and what happened.
 
@@ -230,7 +232,8 @@ def serve(
             faulty(Plans, "add", lambda *_: phase == "planning"),
             faulty(ChangesOnly if changes else Exchanges, "_start", is_exchange),
         ):
-            sync = torch_overlay.Transfer(None, target, group=place, budget=budget or 16 * rows, changes=changes)
+            more = {"budget": budget or 16 * rows, "changes": changes, "relay": relay}
+            sync = torch_overlay.Transfer(None, target, group=place, **more)
             while True:
                 sync.run(only=only and iter(only))
                 runs += 1

@@ -196,6 +196,15 @@ def test_newcomers_alone_get_everything_whole(fleet):
     assert abs(sent[4] - 2 * size) < 1000
 
 
+@pytest.mark.parametrize("fleet", [1 << 19], indirect=True)
+def test_rounds_of_changes_that_nobody_passes_on(fleet):
+    """Where the one server is, a relay has nothing to do, and rounds all the same."""
+    fleet.trainers.ask("make", True, 16, True)
+    fleet.start("a", changes=True, relay=True)
+    fleet.step(1, {"a": 1}, joined="a")
+    fleet.step(2, {"a": 1})
+
+
 def test_trainers_that_are_apart(fleet):
     """One trainer's connections break when the other one has ended the run, and waits for it in the program. Nobody
     gets one trainer's part of a version and another's of the next. Then a server dies in verify(), which goes on with

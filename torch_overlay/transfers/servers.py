@@ -9,17 +9,18 @@ from ..errors import TransferFailed
 from ..rendezvous.meeting import Missing
 from ..rendezvous.watch import OVER
 from .bound_tensors import locals_of
+from .changes import ChangesOnly
 from .run import memory_of_targets
+from .ways import EitherWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ..rendezvous.fleet import Fleet
     from ..rendezvous.place import Place
-    from .changes import ChangesOnly, Kept
+    from .changes import Kept
     from .run import TransferState, Unfit
     from .tensor_moves import TensorMove
-    from .ways import EitherWay
 
 RETRIES = 2  # of what failed, though all ranks are there
 
@@ -122,10 +123,8 @@ def _take_over(new: TransferState, old: TransferState, kept: Kept) -> None:
 
 def _with_changes(state: TransferState) -> ChangesOnly | EitherWay | None:
     """Return the exchanges of a run of all tensors; None without `changes`, or where these are several."""
-    agreement = state.agreement
-    if state.group is None or not state.options.changes or agreement.passed or agreement.levels:
-        return None
-    return cast("ChangesOnly | EitherWay", state.plans.by_names[None].exchanges)
+    exchanges = None if state.group is None else state.plans.by_names[None].exchanges
+    return exchanges if isinstance(exchanges, (ChangesOnly, EitherWay)) else None
 
 
 def _own_moves(state: TransferState, indices: Iterable[int]) -> list[tuple[TensorMove, int]]:
