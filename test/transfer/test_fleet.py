@@ -196,6 +196,16 @@ def test_newcomers_alone_get_everything_whole(fleet):
     assert abs(sent[4] - 2 * size) < 1000
 
 
+def test_nobody_verifies_tensors_that_no_run_has_filled(fleet):
+    """Those before, which the server has no more, are as they should be."""
+    fleet.trainers.ask("make")
+    fleet.start("b", 2, rebinds_after=1, verifies_after=1)
+    fleet.step(1, {"b": 2}, joined="b")
+    fleet.trainers.tell("verify")
+    for said in [*map(str, fleet.trainers.answers("verify").values()), *[fleet.hear("b")[2] for _ in range(2)]]:
+        assert "ranks 2, 3: verify(): bind() gave it other tensors, and no run has filled them yet" in said
+
+
 @pytest.mark.parametrize("fleet", [1 << 19], indirect=True)
 def test_rounds_of_changes_that_nobody_passes_on(fleet):
     """Where the one server is, a relay has nothing to do, and rounds all the same."""

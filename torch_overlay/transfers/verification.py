@@ -67,6 +67,8 @@ def verify(transfer: TransferState, only: object) -> None:
     if named:
         run.report.problems.append(f"verify() can't compare {named[0]!r}: it comes in stages, and isn't kept")
     run.indices = [index for index in run.indices if transfer.agreement.moves[index].tensor.name not in levels]
+    if transfer.is_stale:
+        run.report.problems.append("verify(): bind() gave it other tensors, and no run has filled them yet")
     if run.shared.overwritten:
         run.report.problems.append("verify(): targets lie in the memory of sources, which a run overwrites")
     if transfer.agreement.contents is not None:
