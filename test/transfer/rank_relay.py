@@ -8,7 +8,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import torch_overlay
 from mesh_ranks import WORLD, make_root
-from rank_pieces import covered_sides
+from rank_pieces import covered_sides, slices
 from rank_weights import any_bits, same
 from torch_overlay.transfers import changes, exchanges, relays
 from torch_overlay.transfers import hosts as own_hosts
@@ -249,6 +249,22 @@ class RelayCases:
         self.assertEqual(target, torch.arange(4.0) if self.rank else torch.zeros(4))
         with self.assertRaisesRegex(TypeError, "progress= takes a function"):
             torch_overlay.Transfer([source], [target], progress=3)
+
+    def test_pieces_that_overlap_in_part(self):
+        """What a rank passes on of its second piece lands in the first piece of another one."""
+        whole = torch.arange(16.0 * 12 * 16).view(16, 12, 16)
+        cols = {4: slice(0, 6), 1: slice(6, 12), 3: slice(12, 16)}.get(self.rank)
+        source = None if cols is None else [piece(whole[:, :, cols].clone(), whole.shape, (0, 0, cols.start))]
+        both, one = (((2, 1, 5), (4, 3, 11)), ((14, 0, 5), (2, 9, 5))), (((14, 7, 0), (2, 3, 16)),)
+        boxes = {2: one, 3: both, 4: one}.get(self.rank, ())
+        parts = [torch.zeros(length) for _, length in boxes]
+        target = [tuple([piece(part, whole.shape, start) for part, (start, _) in zip(parts, boxes, strict=True)])]
+        with torch_overlay.Transfer(
+            source, target if parts else None, relay=True, host="bbcaaddd"[self.rank]
+        ) as transfer:
+            transfer.run()
+        for part, box in zip(parts, boxes, strict=True):
+            self.assertEqual(part, whole[slices(box)])
 
     def test_rounds_in_which_nothing_is_passed_on(self):
         """A rank without a part in one of them counts it all the same."""

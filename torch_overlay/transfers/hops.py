@@ -10,14 +10,12 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._planner.piece_moves import Pieced, PieceMove
+from ._planner.piece_moves import PieceMove
 from .exchanges import GOING, Going, InTurn, Torn, nothing
-from .relays import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ._planner.piece_moves import End
     from ._planner.schedule import AnyMove
     from .blocks import Locals
     from .descriptions import Tensor
@@ -71,9 +69,9 @@ def _pairs(target: Sharding) -> list[tuple[int, int]]:
     """Return the pairs of piece numbers of a target between which elements may move: those of boxes that overlap."""
     if max(map(len, target.pieces), default=1) == 1:
         return [(0, 0)]
-    end: End = end_of(target)
-    meeting = Pieced(tuple(target.regions.shape), end, end)
-    return sorted({*meeting.pairs(zip(target.ranks, target.pieces))})
+    # Of boxes that overlap in part, a cell of `Pieced` has the holders of one alone.
+    boxes = {each for of_rank in target.pieces for each in enumerate(of_rank)}
+    return sorted({(first, second) for first, one in boxes for second, other in boxes if one.meet(other).elements})
 
 
 class RunPart(NamedTuple):
