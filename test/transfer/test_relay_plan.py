@@ -16,6 +16,7 @@ from torch_overlay.transfers._planner.relay import Relay, RelayTurns
 from torch_overlay.transfers._planner.schedule import Schedule
 from torch_overlay.transfers._planner.sides import Ranks, Side
 from torch_overlay.transfers.descriptions import Tensor
+from torch_overlay.transfers.hops import overlapping
 from torch_overlay.transfers.hosts import Links, passes_on
 from torch_overlay.transfers.relays import relays_of
 from torch_overlay.transfers.sharding import replicated_sharding
@@ -179,6 +180,18 @@ def test_ranks_that_are_gone_have_no_host():
     )
     assert [passing.relay is not None for passing in relays_of(tensors, hosts)["w"]] == [True]
     assert passes_on(tensors, dict.fromkeys(hosts, "a")) == (False, "")
+
+
+def test_boxes_that_overlap_are_found_as_one_by_one():
+    rng = random.Random(7)
+    for _ in range(200):
+        ndim = rng.randrange(4)
+        boxes = set()
+        for number in range(rng.randrange(1, 12)):
+            start = tuple([rng.randrange(6) for _ in range(ndim)])
+            boxes.add((number % 5, Box(start, tuple([rng.randrange(1, 5) for _ in range(ndim)]))))
+        wanted = {(first, second) for first, one in boxes for second, other in boxes if one.meet(other).elements}
+        assert overlapping(boxes, ndim) == wanted
 
 
 if __name__ == "__main__":

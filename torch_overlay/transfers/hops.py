@@ -14,8 +14,9 @@ from ._planner.piece_moves import PieceMove
 from .exchanges import GOING, Going, InTurn, Torn, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
+    from ..distributed.tensor._planner.boxes import Box
     from ._planner.schedule import AnyMove
     from .blocks import Locals
     from .descriptions import Tensor
@@ -70,8 +71,24 @@ def _pairs(target: Sharding) -> list[tuple[int, int]]:
     if max(map(len, target.pieces), default=1) == 1:
         return [(0, 0)]
     # Of boxes that overlap in part, a cell of `Pieced` has the holders of one alone.
-    boxes = {each for of_rank in target.pieces for each in enumerate(of_rank)}
-    return sorted({(first, second) for first, one in boxes for second, other in boxes if one.meet(other).elements})
+    boxes = {each for of_rank in target.pieces for each in enumerate(of_rank) if each[1].elements}
+    return sorted(overlapping(boxes, len(target.regions.shape)))
+
+
+def overlapping(boxes: Collection[tuple[int, Box]], ndim: int) -> set[tuple[int, int]]:
+    """The pairs of numbers, either way round, whose boxes have an element in common; each with itself, too."""
+    if not ndim:
+        return {(first, second) for first, _ in boxes for second, _ in boxes}
+    # Along the dim in which most of them begin apart, few are open at one time: of experts, those of one expert.
+    dim = max(range(ndim), key=lambda dim: len({box.start[dim] for _, box in boxes}))
+    pairs = set[tuple[int, int]]()
+    open_: list[tuple[int, Box]] = []
+    for number, box in sorted(boxes, key=lambda each: each[1].start[dim]):
+        open_ = [each for each in open_ if each[1].start[dim] + each[1].length[dim] > box.start[dim]]
+        open_.append((number, box))
+        meeting = [other for other, its in open_ if box.meet(its).elements]
+        pairs |= {pair for other in meeting for pair in ((number, other), (other, number))}
+    return pairs
 
 
 class RunPart(NamedTuple):
