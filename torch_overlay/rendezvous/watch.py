@@ -469,7 +469,7 @@ class Watch:
         """Find out for which ranks this one waits, and log it, unless they have come meanwhile."""
         missing: list[list[Any]] = []
         with contextlib.suppress(FutureTimeout, RuntimeError):
-            missing = self._missing(self._late_at(position), self._shared_answers(f"long {position.run}"))
+            missing = self._missing(self._late_at(position), self._shared_answers(f"long {position.run}", 2 * LISTEN))
         now = self.position
         if now[:4] == position[:4] and not self.is_cut:
             doing = {
@@ -525,19 +525,19 @@ class Watch:
 
     def _waited_for(self) -> list[list[Any]]:
         """Do what `waited_for` does. Returns what `_missing` returns."""
-        return self._missing(self._late_at(self.position), self._ask_all())
+        return self._missing(self._late_at(self.position), self._ask_all(2 * LISTEN))
 
     def _late_at(self, position: Position) -> Failure:
         return Failure(self.rank, position.run, position.text, "", True)
 
-    def _ask_all(self, seconds: float | None = None) -> dict[int, Position]:
-        """Ask all ranks where they are. Takes up to `seconds`, or twice LISTEN."""
+    def _ask_all(self, seconds: float) -> dict[int, Position]:
+        """Ask all ranks where they are. Takes up to `seconds`."""
         number = self._store.add("calls", 1)
         self._store.set(f"call {number}", "question")
         self._answer(number, self.position)
-        return self._answers(number, 2 * LISTEN if seconds is None else seconds)
+        return self._answers(number, seconds)
 
-    def _shared_answers(self, key: str, seconds: float | None = None) -> dict[int, Position]:
+    def _shared_answers(self, key: str, seconds: float) -> dict[int, Position]:
         """Do what `_ask_all` does, once for all ranks that ask under this key: the first one asks, and the others read
         what it was told. An answer of each rank to each would be too much."""
         store, answers = self._store, f"{key} answers"
@@ -546,7 +546,7 @@ class Watch:
             said = self._ask_all(seconds)
             store.set(answers, json.dumps(said))
             return said
-        until = time.monotonic() + (2 * LISTEN if seconds is None else seconds) + LISTEN
+        until = time.monotonic() + seconds + LISTEN
         while not store.check([answers]):
             if time.monotonic() > until:
                 raise FutureTimeout

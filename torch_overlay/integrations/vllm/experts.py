@@ -97,9 +97,8 @@ class LiveExperts:
 
     def check_landings(self, found: Landings) -> None:
         """Check that each expert is written directly, and no slot less than another: it would keep old weights."""
-        whole = [
-            name for name, param in self.parameters.items() if storage_of(param) in found.storages_of(*found.whole)
-        ]
+        its = found.storages_of(*found.whole)
+        whole = [name for name, param in self.parameters.items() if storage_of(param) in its]
         if whole:
             reasons = [*dict.fromkeys(found.whole.values())]
             raise ValueError(

@@ -613,10 +613,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if self._layouts is None:
             is_quantized = getattr(self.model_config, "quantization", None) is not None
             return BesideStages([], every if is_quantized else self._reached(found, found.whole), [])
-        grouped, tied = (
-            {module for _, modules in found.groups for module in modules.values()},
-            tied_parameters(self.model),
-        )
+        grouped = {module for _, modules in found.groups for module in modules.values()}
+        tied = tied_parameters(self.model)
         apart = [module for module in self._staged_modules() if module not in grouped]
         reached = found.storages_of(*found.direct, *found.staged)
         deferred = [
