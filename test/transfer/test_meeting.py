@@ -22,8 +22,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import forks
 import torch_overlay
+from torch_overlay.rendezvous import blocking, team, watch
 from torch_overlay.rendezvous import place as places
-from torch_overlay.rendezvous import team, watch
 from torch_overlay.rendezvous.meeting import Meeting
 from torch_overlay.transfers.descriptions import as_data, describe, from_data
 from torch_overlay.transfers.pieces import digest
@@ -247,6 +247,25 @@ def test_the_control_group_closes_though_an_abort_fails(monkeypatch):
         with pytest.raises(RuntimeError, match="it can't"):
             two.close_connections()
         assert closed.pop() is both[1]
+
+
+def test_the_store_stays_until_all_know_who_died():
+    """Also where one that knew first has closed its Transfer: of three hosts, one named nobody in one run of ten."""
+    store, lost, second = dist.HashStore(), RuntimeError("a connection broke"), datetime.timedelta(seconds=1)
+    watches = [watch.Watch(range(3), rank, store, second, 0, int, keeps_store=rank == 0) for rank in range(3)]
+    try:
+        for each in watches:
+            each.begin("the word before the run", waits=True)
+        watches[1].settle(lost, is_own=False)
+        watches[1].close()
+        keeper = blocking.ask_aside(lambda: watches[0].settle(lost, is_own=False))
+        with pytest.raises(TimeoutError):
+            keeper.result(0.5)
+        assert watches[2].settle(lost, is_own=False) == keeper.result(1)
+    finally:
+        watches[0].close()
+        watches[2].close()
+    assert store.num_keys() == 0
 
 
 def test_a_store_that_does_not_answer_is_given_up(monkeypatch):

@@ -311,7 +311,7 @@ class Watch:
                 missing = [] if failure.why else self._missing(failure, answers)
                 reached = {str(rank): (at.run, at.step) for rank, at in answers.items()}
             missing, reached = json.loads(store.compare_set("missing", "", json.dumps([missing, reached])))
-        store.add("informed", 1)
+        store.set(f"informed {self.rank}", "")
         if self._keeps_store:
             self._wait_for_others(number)
         return {"failure": failure, "missing": missing, "reached": reached}
@@ -320,9 +320,10 @@ class Watch:
         """Wait until all ranks that answered a call know what failed. If this program ended before, and the store with
         it, they would name nobody."""
         store, until = self._store, self._settled_at + TOLD
-        closed = [rank for rank in self.ranks if store.check([f"closed {rank}"])]
-        answered = [rank for rank in self.ranks if rank not in closed and store.check([f"answer {number} {rank}"])]
-        while store.add("informed", 0) < len(answered) and time.monotonic() < until:
+        answered = [rank for rank in self.ranks if store.check([f"answer {number} {rank}"])]
+        # Not how many: one that knew first may have closed the Transfer by now.
+        awaited = [f"informed {rank}" for rank in answered if not store.check([f"closed {rank}"])]
+        while not store.check(awaited) and time.monotonic() < until:
             time.sleep(ASK)
 
     def _missing(self, failure: Failure, answers: dict[int, Position]) -> list[list[Any]]:
@@ -570,11 +571,8 @@ class Watch:
         if store.add("closed", 1) < len(self.ranks):
             return
         calls = range(1, store.add("calls", 0) + 1)
-        keys = (
-            [f"closed {rank}" for rank in self.ranks]
-            + [f"call {n}" for n in calls]
-            + ["failure", "missing", "informed"]
-        )
+        keys = [f"{said} {rank}" for rank in self.ranks for said in ("closed", "informed")]
+        keys += [f"call {n}" for n in calls] + ["failure", "missing"]
         keys += [each for key in self._asked for each in (key, f"{key} answers")]
         for key in (*keys, *[f"answer {n} {rank}" for n in calls for rank in self.ranks], "calls", "closed"):
             store.delete_key(key)
