@@ -129,6 +129,20 @@ def test_in_reading_a_checkpoint_and_what_one_process_does(caplog, tmp_path, mon
     assert all("Rank 1 has waited" in line for line in lines if line != work), lines
 
 
+@pytest.mark.parametrize("by", ["enter", "came"])
+def test_a_wait_is_no_work(caplog, by):
+    with contextlib.closing(watch.Watch(range(2), 0, dist.HashStore(), datetime.timedelta(seconds=30), 0, int)) as of:
+        of.begin("an exchange", waits=True)
+        time.sleep(2 * LONG)
+        of.came() if by == "came" else of.enter("unpack")
+        time.sleep(LONG / 2)
+        assert not any(" has worked " in line for line in said(caplog))
+        time.sleep(LONG)
+        assert [line[:36] for line in said(caplog) if " has worked " in line] == [
+            "torch_overlay: Rank 0 has worked 0 s"
+        ]
+
+
 def test_a_block_that_is_done_in_time_says_nothing(caplog):
     threads = threading.active_count()
     with long_waits.said_if_long("asking"):

@@ -167,7 +167,7 @@ class Watch:
         self._lease: Lease | None = None
         # The position and when it was entered. Replaced as a whole, since other threads read it without a lock.
         self._at = Position(0, 0, False, "making"), time.monotonic()
-        self._begun = time.monotonic()  # the run
+        self._begun, self._waited = time.monotonic(), 0.0  # the run, and for how long it has waited in steps before
         self._logged_in_runs = -1, -1  # the last runs in which this rank said that it works, or waits, for long
         self._asked: list[str] = []  # under which keys ranks that waited for long asked all others
         self._answered = 0  # calls of other ranks that this one has answered
@@ -203,7 +203,7 @@ class Watch:
         if self.said is not None:
             said = f"This Transfer failed before, and can't run again: {self.advice}"
             raise TransferFailed(said, self.gone, failed=self.failed)
-        self._begun = time.monotonic()
+        self._begun, self._waited = time.monotonic(), 0.0
         self._at = Position(run, 1, waits, text), self._begun
         return True
 
@@ -217,8 +217,14 @@ class Watch:
         """Note that this rank begins the next step of its run."""
         if self.is_cut:
             raise RuntimeError("the connections of this Transfer were closed")
-        position = self._at[0]
+        position = self._ends_wait()[0]
         self._at = Position(position.run, position.step + 1, waits, text), time.monotonic()
+
+    def _ends_wait(self) -> tuple[Position, float]:
+        position, since = self._at
+        if position.waits:
+            self._waited += time.monotonic() - since
+        return position, since
 
     def does(self, text: str) -> None:
         """Note what this rank does within its step, in words. Steps are counted as before, alike on all ranks."""
@@ -227,7 +233,7 @@ class Watch:
 
     def came(self) -> None:
         """Note that all ranks have come for which this step waited. What fails from now on is this rank's own fault."""
-        position, since = self._at
+        position, since = self._ends_wait()
         # When NCCL aborts an exchange, its wait returns as if the exchange had ended.
         if not self.is_cut:
             self._at = position._replace(waits=False), since
@@ -452,14 +458,13 @@ class Watch:
     def _say_if_long(self, position: Position, limit: float) -> None:
         """Log, once in each run, that this rank waits for long, and that it works for long."""
         worked, waited = self._logged_in_runs
+        works_for = time.monotonic() - self._begun - self._waited
         if position.waits and position.seconds > long_waits.LONG and waited < position.run:
             self._logged_in_runs = worked, position.run
             ask_aside(lambda: self._say_wait(position, limit))
-        elif not position.waits and time.monotonic() - self._begun > long_waits.LONG and worked < position.run:
+        elif not position.waits and works_for > long_waits.LONG and worked < position.run:
             self._logged_in_runs = position.run, waited
-            long_waits.say_work(
-                self.rank, time.monotonic() - self._begun, f"{position.text}, in {self._where(position)}"
-            )
+            long_waits.say_work(self.rank, works_for, f"{position.text}, in {self._where(position)}")
 
     def _where(self, position: Position) -> str:
         """The run in which a rank is, in words."""
