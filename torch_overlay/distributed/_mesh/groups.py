@@ -737,11 +737,10 @@ def abort_groups(mesh: DeviceMesh) -> None:
 def _abort_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
     """Abort all groups at the same time, each in a thread of its own, and return the
     errors. Threads that take longer than `ABORT_LIMIT` seconds go on, with an error.
-
-    One after the other can hang: the abort of one communicator may wait for work that
-    only the abort of another one ends. ncclGroupStart in this thread doesn't help,
-    since it holds for its own thread and ProcessGroupNCCL aborts in another one.
     """
+    # One after the other can hang: the abort of one communicator may wait for work that
+    # only the abort of another one ends. ncclGroupStart in this thread doesn't help,
+    # since it holds for its own thread and ProcessGroupNCCL aborts in another one.
     errors: list[BaseException] = []
 
     def abort(group: ProcessGroup) -> None:

@@ -43,16 +43,12 @@ class _DTensorSpec:
 
     def _stable_hash(self: DTensorSpec) -> str:
         """Return a hash for caches of compiled code, which other runs and other ranks
-        may read.
-
-        It is the same on this rank in every run that makes the same meshes. While
-        redistributions are planned (`config.plan_redistribution`), compiled code
-        contains this rank's coordinate and groups, so the hash also differs between
-        ranks, for equal meshes with other groups, and with the settings.
+        may read. It is the same on this rank in every run that makes the same meshes.
         """
         mesh = real_mesh(self.mesh)
         key: tuple[Any, ...] = (mesh._stable_hash(), *self._hash_key()[1:])
-        # A compiled plan contains the coordinate and the names of process groups.
+        # A compiled plan contains the coordinate and the names of process groups, so
+        # ranks differ, as do equal meshes with other groups.
         if config.plan_redistribution:
             key = (*key, _seen_by_this_rank(mesh), get_settings())
         return hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()

@@ -477,17 +477,11 @@ class Program:
         return result
 
     def _last_copy(self) -> Local | None:
-        """Return the copy that ends the program, or None if none is needed.
-
-        The result must not share storage with the source or with a larger tensor, as it
-        doesn't on the step-by-step path: an in-place operation on the result would
-        change the source, and a view would keep the larger tensor alive. A copy is
-        needed if the plan ends in a view, or if it has nothing to do while the
-        step-by-step path gathers over mesh dims of size 1.
-
-        The strides are those of the step-by-step path: a cut keeps their order, a
-        gather makes a contiguous tensor.
+        """Return the copy that ends the program, or None if none is needed: the result
+        must not share storage with the source or with a larger tensor, as it doesn't on
+        the step-by-step path.
         """
+        # Nothing to do, while the step-by-step path gathers over mesh dims of size 1.
         if (
             not collectives(self.steps)
             and 1 in self.question.sizes
@@ -496,6 +490,8 @@ class Program:
             return _contiguous_copy
         if not self.steps or not isinstance(self.steps[-1], Narrow):
             return None
+        # The strides are those of the step-by-step path: a cut keeps their order, a
+        # gather makes a contiguous tensor.
         only_cuts = all(isinstance(step, Narrow) for step in self.steps)
         return torch.Tensor.clone if only_cuts else _contiguous_copy
 
