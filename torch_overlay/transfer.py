@@ -162,6 +162,7 @@ class Transfer:
         grouped = Stages(stages) if (stages := [*stages]) else None
         self._running, self._is_closed, self._process = Lock(), False, os.getpid()
         self._runs_on: int | None = None  # a thread, while a run goes on there
+        self._background: Running | None = None  # the last run in the background, which the next one has yet to see
         self._names, self._progress, self._at_least, self.budget = names, progress, at_least, options.budget
         self._trees: list[Any] = []  # at an open place: what the Transfer is made of anew
         self._servers: Servers | None = None
@@ -296,7 +297,7 @@ class Transfer:
                 from .transfers.background import Running
 
                 device = self._state.device if self.traffic else torch.device("cpu")
-                begun = self._state.background = Running(job, self._running.release, device, is_sent=snapshot)
+                begun = self._background = Running(job, self._running.release, device, is_sent=snapshot)
                 return begun
             job(lambda: None)
         finally:
@@ -309,13 +310,14 @@ class Transfer:
     ) -> Callable[[Callable[[], None]], object]:
         """Check this rank's tensors for a run. Returns a function that does the run, and calls the function that it is
         given when no source is read any more."""
+        unheard = self._unheard()
         if self._servers is None:
-            return self._one_run(only, version, check, async_op, snapshot)
+            return self._one_run(unheard, only, version, check, async_op, snapshot)
         only = _read_once(only)
         restore = self._hold_snapshot(only) if snapshot else lambda: None
 
         def again(sent: Callable[[], None]) -> str:
-            return self._one_run(only, version, check, async_op, snapshot)(sent)
+            return self._one_run(unheard, only, version, check, async_op, snapshot)(sent)
 
         def run(sent: Callable[[], None]) -> None:
             try:
@@ -326,7 +328,7 @@ class Transfer:
                 restore()
 
         try:
-            first = self._one_run(only, version, check, async_op, snapshot)
+            first = self._one_run(unheard, only, version, check, async_op, snapshot)
         except BaseException:
             restore()
             raise
@@ -392,8 +394,22 @@ class Transfer:
             run = again
         self._note_changes()
 
+    def _unheard(self) -> list[str]:
+        """Return the error of the last run in the background, if it failed and nobody called its `wait`, in words; only
+        once. On a GPU the current stream waits for that run."""
+        last, self._background = self._background, None
+        if last is not None:
+            last.precede()
+        return [] if last is None else last.unheard()
+
     def _one_run(
-        self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
+        self,
+        unheard: list[str],
+        only: Iterable[str] | None,
+        version: int | None,
+        check: bool,
+        async_op: bool,
+        snapshot: bool,
     ) -> Callable[[Callable[[], None]], str]:
         """Check this rank's tensors for a run. Returns a function that does the run, as `Run.go`."""
         from .distributed._torch import span
@@ -403,7 +419,7 @@ class Transfer:
         if servers is not None and not servers.fleet.units:
 
             def without_servers(sent: Callable[[], None]) -> str:
-                if servers.has_news():
+                if servers.has_news(unheard):
                     return NEWS
                 self._state.version = version
                 sent()
@@ -414,9 +430,9 @@ class Transfer:
             return lambda sent: RAN
         with self._telling_interrupts():
             if self._state.is_stale:
-                run = Run(self._state, RunReport([], *checked_names(only)[:1], version, check, async_op, is_news=True))
+                run = Run(self._state, RunReport(unheard, *checked_names(only)[:1], version, check, async_op, is_news=True))
             else:
-                run = Run.check(self._state, only, version, check, async_op, snapshot)
+                run = Run.check(self._state, only, unheard, version, check, async_op, snapshot)
             if async_op and not self._state.is_stale:
                 run.hold()
 
@@ -479,10 +495,11 @@ class Transfer:
         def run(_: object) -> str:
             if self.traffic:
                 with self._telling_interrupts():
-                    verify(self._state, only)
+                    verify(self._state, only, unheard)
             return RAN
 
         self._take_turn()
+        unheard = self._unheard()
         try:
             if self._servers is None:
                 run(None)
@@ -609,8 +626,7 @@ class Transfer:
             self._close()
 
     def _log_unheard(self) -> None:
-        """Log the error of the last run in the background, if it failed and nobody called its `wait`."""
-        for problem in self._state.background.unheard() if self._state.background is not None else ():
+        for problem in self._unheard():
             logger.error("A Transfer over %s: %s", of_ranks(self._state.ranks), problem)
 
     def _close(self, is_end: bool = False) -> None:
@@ -628,7 +644,7 @@ class Transfer:
         # From now on no method may use the group, and the garbage collector may end the group of a place.
         self._is_closed = True
         self._state.sources, self._state.targets = [], []
-        self._state.background, self._state.last_runs = None, {}
+        self._state.last_runs = {}
 
     def _end(self) -> None:
         """Close the Transfer at the end of the program. Raises nothing.

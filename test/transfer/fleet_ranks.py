@@ -72,8 +72,12 @@ class Trainer:
         self.sync.verify()
         return [*self.sync.joined], [name for name, *_ in self.sync.gone]
 
-    def refuse(self, one):
-        """One rank refuses a run. Returns what that says, or the error of the other rank."""
+    def fail_unheard(self):
+        """A run in the background fails, and nobody waits for it."""
+        self.sync.run(only=["x"], async_op=True)._thread.join()
+
+    def refuse(self, one=None):
+        """One rank refuses a run, or none. Returns what that says, or the error of the other rank."""
         if self.rank == one:
             return self.sync.refuse("a test")
         try:

@@ -145,6 +145,17 @@ def test_a_trainer_that_refuses_where_a_server_died(fleet):
     fleet.step(2, {}, gone="ab")
 
 
+def test_an_error_that_nobody_waited_for_comes_though_a_server_came(fleet):
+    fleet.trainers.ask("make")
+    fleet.start("a")
+    fleet.step(1, {"a": 1}, joined="a")
+    fleet.trainers.ask("fail_unheard")
+    assert "only names 'x'" in fleet.hear("a")[2]
+    fleet.start("b")
+    assert all("rank 1: a test" in said for said in fleet.trainers.ask("refuse", 1))
+    assert all("of the last run nobody waited for" in said for said in fleet.trainers.ask("refuse"))
+
+
 def test_who_does_not_fit_is_refused(fleet):
     """It gets the error itself, and the others go on: at the door, and in a later run."""
     fleet.trainers.ask("make")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ..rendezvous.group import TransferGroup
     from ..rendezvous.team import Team
     from .agreement import Agreement
-    from .background import Running
     from .blocks import Buffers, Locals
     from .bound_tensors import BoundTensor
     from .options import Options
@@ -186,7 +185,6 @@ class TransferState:
         group, buffers, plans: set when they are made; a rank without a part in the Transfer has none.
         progress: as `Transfer` takes it.
         version, stats, changed: of the last run, as `Transfer` has them.
-        background: the last run in the background.
         last_runs: with `keep`, by the names that were moved.
         seen: the names that were looked at last, where their tensors lay, and what memory they shared.
         needs_whole: whether this rank needs everything whole, since it lacks what `changes` builds on.
@@ -208,7 +206,6 @@ class TransferState:
     version: int | None = None
     stats: RunStats | None = None
     changed: tuple[int, int] = (0, 0)
-    background: Running | None = None
     last_runs: dict[tuple[str, ...] | None, LastRun] = field(default_factory=dict)
     seen: tuple[object, object, Shared] | None = None
     needs_whole: bool = False
@@ -308,18 +305,23 @@ class Run:
     # If only this rank raised, the others would wait for it until the timeout. ---
 
     @staticmethod
-    def check(transfer: TransferState, only: Any, version: Any, check: bool, async_op: bool, snapshot: bool) -> Run:
+    def check(
+        transfer: TransferState,
+        only: Any,
+        unheard: Sequence[str],
+        version: Any = None,
+        check: bool = False,
+        async_op: bool = False,
+        snapshot: bool = False,
+    ) -> Run:
         """Read this rank's tensors, and copy sources that have to be copied before anything is written."""
         begun = time.perf_counter()
-        last, transfer.background = transfer.background, None
-        if last is not None:
-            last.precede()
         names, problems = checked_names(only)
         version, version_problems = checked_version(version)
         run = Run(transfer, RunReport(problems, names, version, check, async_op))
         run._is_snapshot = snapshot
         run.indices, unknown = transfer.agreement.indices_of(names)
-        problems += [*version_problems, *unknown, *(last.unheard() if last is not None else [])]
+        problems += [*version_problems, *unknown, *unheard]
         if transfer.stages is not None:
             problems += [] if names is None else torn_groups(transfer.stages.names, names)
             if async_op and transfer.device.type != "cpu":

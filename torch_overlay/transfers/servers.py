@@ -10,11 +10,12 @@ from ..rendezvous.meeting import Missing
 from ..rendezvous.watch import OVER
 from .bound_tensors import locals_of
 from .changes import ChangesOnly
+from .comparison import by_sentence, raise_if_any
 from .run import memory_of_targets
 from .ways import EitherWay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..rendezvous.fleet import Fleet
     from ..rendezvous.place import Place
@@ -103,11 +104,13 @@ class Servers:
             watch.skip()
         return is_over
 
-    def has_news(self) -> bool:
-        """True if servers came or left, where there is none and trainers don't come together in a run. Collective over
-        the trainers."""
-        said = self._place.meeting("A run of trainers without a server").say(self.fleet.is_news())
-        return bool(said[0])
+    def has_news(self, problems: Sequence[str] = ()) -> bool:
+        """True if servers came or left, where there is none and trainers don't come together in a run. Raises the
+        problems of all trainers. Collective over them."""
+        said = self._place.meeting("A run of trainers without a server").say([self.fleet.is_news(), *problems])
+        texts = by_sentence({rank: each[1:] for rank, each in said.items()})
+        raise_if_any(texts, why="A Transfer without a server can't run, and nothing was sent")
+        return bool(said[0][0])
 
 
 def _take_over(new: TransferState, old: TransferState, kept: Kept) -> None:

@@ -58,9 +58,9 @@ class Elements(NamedTuple):
     last: int
 
 
-def verify(transfer: TransferState, only: object) -> None:
+def verify(transfer: TransferState, only: object, unheard: Sequence[str]) -> None:
     """Compare all targets with their sources. Collective over the ranks of the Transfer."""
-    run = Run.check(transfer, only, None, False, False, False)
+    run = Run.check(transfer, only, unheard)
     run.report = run.report._replace(verifies=True)
     levels = transfer.agreement.levels
     named = [name for name in run.report.only or () if name in levels]
