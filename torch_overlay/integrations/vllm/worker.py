@@ -288,10 +288,15 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 "in the trainer's type, with quantization='fp8' to have vLLM quantize it."
             )
 
+    @property
+    def _takes_whole(self) -> bool:
+        """True if the model is quantized, and this vLLM keeps no layout into which its loader loads."""
+        return self._layouts is None and getattr(self.model_config, "quantization", None) is not None
+
     def _landings(self, load: Callable[..., object]) -> Landings:
         """Ask a loader where it puts tensors, with layers in its layout. What goes to memory that vLLM may lay out anew
         in another way, or to another device than the worker's, comes whole."""
-        if self._layouts is None and getattr(self.model_config, "quantization", None) is not None:
+        if self._takes_whole:
             return all_whole(load, self.model, self._metas, "the model is quantized")
         anew = {key for module in self.model.modules() if self._is_reloaded(module) for key in self._storages(module)}
         unreliable = dict.fromkeys(anew, "vLLM makes something of it after loading")
@@ -601,7 +606,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Return what vLLM's layerwise reload gets as a model: `modules()` are those that it may lay out anew and to
         which something whole goes. In a reload, a loader that writes past `weight_loader` is lost, without an error:
         GPT-OSS's experts kept their old weights."""
-        if self._layouts is None and getattr(self.model_config, "quantization", None) is not None:
+        if self._takes_whole:
             return self.model
         some = [module for module in self._beside.with_whole if self._is_reloaded(module)]
         some += [module for module in self._beside.deferred if module not in some]
@@ -611,8 +616,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Find the layers for which something is left to do when all stages have come."""
         every = [*self.model.modules()]
         if self._layouts is None:
-            is_quantized = getattr(self.model_config, "quantization", None) is not None
-            return BesideStages([], every if is_quantized else self._reached(found, found.whole), [])
+            return BesideStages([], every if self._takes_whole else self._reached(found, found.whole), [])
         grouped = {module for _, modules in found.groups for module in modules.values()}
         tied = tied_parameters(self.model)
         apart = [module for module in self._staged_modules() if module not in grouped]
