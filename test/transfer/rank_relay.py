@@ -73,7 +73,8 @@ class RelayCases:
                     for _, locals_, *_ in checks if kinds is False else ():
                         for local in locals_:
                             local.fill_(5)
-                    transfer.run(only=only, async_op=seed % 7 == 0) and transfer._state.background.wait()
+                    if work := transfer.run(only=only, async_op=seed % 7 == 0):
+                        work.wait()
                     for name, locals_, parts, values in checks:
                         if only is not None and name not in only:
                             continue
