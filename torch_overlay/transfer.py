@@ -321,8 +321,7 @@ class Transfer:
 
         def run(sent: Callable[[], None]) -> None:
             try:
-                # A run that has sent all may be done again without a server, and reads the sources then.
-                self._with_those_left(first, again, lambda: None)
+                self._with_those_left(first, again)
                 sent()
             finally:
                 restore()
@@ -371,7 +370,6 @@ class Transfer:
         self,
         run: Callable[[Callable[[], None]], str],
         again: Callable[[Callable[[], None]], str],
-        sent: Callable[[], None],
         takes_in: bool = True,
     ) -> None:
         """Run at an open place: `run`, and `again` each time that servers came or were lost. Sets `joined` and
@@ -384,7 +382,7 @@ class Transfer:
         while True:
             lost: Mapping[int, str] = {}
             try:
-                if run(sent) != NEWS:
+                if run(lambda: None) != NEWS:  # it may be done again, and then reads the sources
                     break
             except (TransferFailed, Unfit) as error:
                 if servers.is_left_out(self._state):
@@ -504,7 +502,7 @@ class Transfer:
             if self._servers is None:
                 run(None)
             else:  # who comes meanwhile has nothing yet
-                self._with_those_left(run, run, lambda: None, takes_in=False)
+                self._with_those_left(run, run, takes_in=False)
         finally:
             self._running.release()
 
@@ -535,7 +533,7 @@ class Transfer:
             if servers is None:
                 run(None)
             else:
-                self._with_those_left(run, run, lambda: None)
+                self._with_those_left(run, run)
         except ValueError as error:
             return str(error)  # what all ranks raise
         finally:
