@@ -4,6 +4,8 @@ import contextlib
 import random
 
 import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import torch_overlay
@@ -81,6 +83,22 @@ class ModeCases:
                     for local in (one._local_tensor, moved._local_tensor):
                         self.assertTrue(bool((local == step * terms).all()), said)
                         self.assertEqual((local.dtype, local.device.type), (torch.float32, "cpu"), msg=said)
+
+    def test_what_a_collective_still_brings_is_compared_in_inference_mode(self):
+        """A source that several ranks give. torch makes no view of it there."""
+        brought, target = all_reduce(torch.ones(4), "sum", dist.group.WORLD), torch.zeros(4)
+        with torch.inference_mode(), torch_overlay.Transfer({"w": brought}, {"w": target}) as transfer:
+            transfer.run()
+        self.assertEqual(target, torch.full((4,), float(WORLD)))
+
+    def test_float8_is_compared_in_autocast(self):
+        """Which refuses to join these tensors, and a box that isn't one row of memory is joined."""
+        whole = torch.arange(64.0).view(8, 8).to(torch.float8_e4m3fn)
+        source = {"w": whole.t()} if self.rank == 0 else None
+        with torch_overlay.Transfer(source, {"w": torch.zeros(8, 8).to(whole.dtype)}) as transfer:
+            transfer.run()
+            with torch.autocast("cpu", torch.bfloat16):
+                transfer.verify()
 
 
 # Two hundred at night.

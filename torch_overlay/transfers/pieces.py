@@ -529,10 +529,10 @@ def digests_of(name: str, given: Given, boxes: Collection[Box]) -> list[tuple[Bo
     digests = []
     for part in given.pieces if isinstance(given, Pieces) else () if isinstance(given, DTensor) else (given,):
         if (box := part.shape_and_box[1]) in boxes:
-            lack = lack_of_memory(settled(part._local_tensor))
+            lack = lack_of_memory(local := settled(part._local_tensor))
             if lack is not None:
                 raise ValueError(f"the source {name!r} {lack}")
-            digests.append((box, digest(part._local_tensor)))
+            digests.append((box, digest(local)))
     return digests
 
 

@@ -73,7 +73,9 @@ def verify(transfer: TransferState, only: object, unheard: Sequence[str]) -> Non
         run.report.problems.append("verify(): targets lie in the memory of sources, which a run overwrites")
     if transfer.agreement.contents is not None:
         run.report.problems.append("verify() compares tensors, and the source is a checkpoint")
-    with span(f"verify {counted(len(run.indices), 'tensor')}"), torch.inference_mode():
+    # Autocast refuses to join float8 tensors.
+    exact = torch.autocast(transfer.device.type, enabled=False)
+    with span(f"verify {counted(len(run.indices), 'tensor')}"), torch.inference_mode(), exact:
         with run.in_step("the reports before comparing"):
             problems = run.agree().problems
             differences, count = ([], 0) if problems else _differences_of_all(transfer, run)
