@@ -47,6 +47,7 @@ TARGETS = {"embed.weight": ones(3), "head.weight": ones(3)}
         ({"w": ones(2)}, {"w": ones(2)}, {"timeout": float("inf")}, "seconds above 0, or a timedelta; got inf"),
         ({"w": ones(2)}, {"w": ones(2)}, {"timeout": timedelta(0)}, "or a timedelta; got datetime.timedelta.0."),
         ({"w": ones(2)}, {"w": ones(2)}, {"budget": "1GB"}, "budget= takes a whole number of bytes; got '1GB'"),
+        ({"w": ones(2)}, {"w": ones(2)}, {"budget": float("inf")}, "budget= takes a whole number of bytes; got inf"),
         ({"w": ones(2)}, {"w": ones(2)}, {"names": ["w"]}, r"names= takes a dict .* or a function; got \['w'\]"),
         (None, None, {}, "needs a source and a target, and got None for both on rank 0, which are all that make it"),
         ({"w": of_class("FlatParameter")}, {"w": ones(4)}, {}, "is a FlatParameter, .* use its sharded state dict"),
@@ -96,6 +97,23 @@ def test_a_source_without_memory(place, source, target, how, words):
         source.fill_(7)
         sync.run()
         assert all(bool((each == 7).all()) for each in target.values())
+
+
+def test_truths_of_numpy(place):
+    """As a comparison of arrays gives them: JSON, by which ranks compare options, doesn't take them."""
+    numpy = pytest.importorskip("numpy")
+    truths = dict.fromkeys(("strict", "keep", "changes", "relay"), numpy.bool_(True))
+    target = ones(2) * 0
+    with torch_overlay.Transfer({"w": ones(2)}, {"w": target}, group=place, **truths) as sync:
+        sync.run()
+    assert bool((target == 1).all())
+
+
+def test_a_name_that_utf_8_does_not_have(place):
+    name, target = "\ud800", ones(2) * 0
+    with torch_overlay.Transfer({name: ones(2)}, {name: target}, group=place) as sync:
+        sync.run(only=[name])
+    assert bool((target == 1).all())
 
 
 @pytest.mark.parametrize("timeout", ["20s", 0, float("nan"), None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -23,14 +24,16 @@ class Options(NamedTuple):
     @staticmethod
     def checked(budget: Any, strict: Any, keep: Any, timeout: Any, changes: Any, relay: Any, host: Any) -> Options:
         """Check what a user gave."""
-        if not isinstance(budget, (int, float)) and not hasattr(budget, "__index__"):
+        if not (math.isfinite(budget) if isinstance(budget, float) else hasattr(budget, "__index__")):
             raise TypeError(f"budget= takes a whole number of bytes; got {budget!r}.")
         seconds = None if timeout is None else checked_timeout(timeout).total_seconds()
         if changes not in (True, False, "cpu"):
             raise ValueError(f'changes= takes True, False or "cpu"; got {changes!r}.')
         if host is not None and (not isinstance(host, str) or relay is False):
             raise ValueError(f"host= takes a name, and relay=False needs none; got {host!r} with relay={relay!r}.")
-        return Options(int(budget), strict, keep, seconds, changes, None if relay is None else bool(relay), host)
+        # What ranks say is JSON, which has no truth of numpy's.
+        changes, relay = changes if changes == "cpu" else bool(changes), None if relay is None else bool(relay)
+        return Options(int(budget), bool(strict), bool(keep), seconds, changes, relay, host)
 
 
 def checked_timeout(timeout: Any) -> timedelta:

@@ -129,7 +129,7 @@ class RunReport(NamedTuple):
         Args:
             trainers: how many there are at an open place, where servers have to fit them; else None.
         """
-        only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
+        only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode(errors="surrogatepass"))
         version = NO_VERSION if self.version is None else self.version
         flags = 2 * self.verifies + self.checks, self.is_background, self.needs_whole, self.are_ties_apart, self.is_news
         rows = [_Row(*row) for row in team.gather([len(self.problems), only, version, *map(int, flags)])]
