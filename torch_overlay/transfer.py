@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 SHOWN = 32  # ranks, in print
 CLOSED = "This Transfer is closed, and its process group with it. Make another one."
+FORKED = "This Transfer belongs to the process that made it: a fork has its connections, and no threads. Use it there."
 logger = logging.getLogger("torch_overlay.transfers")
 _open: WeakSet[Transfer] = WeakSet()
 
@@ -450,6 +451,7 @@ class Transfer:
 
     def _wait_for_turn(self) -> Lock:
         """Return `_running`, to wait for it; raise in a function that a run calls, which would wait for itself."""
+        self._check_process()
         if self._runs_on == get_ident():
             raise RuntimeError(
                 "A function of stages= or progress= can't close or bind its own Transfer, or let it forget: the run "
@@ -459,11 +461,16 @@ class Transfer:
 
     def _take_turn(self) -> None:
         """Acquire `_running`, so that no other thread runs or closes the Transfer until it is released."""
+        self._check_process()
         if not self._running.acquire(blocking=False):
             raise RuntimeError("This Transfer is running, and runs go one at a time. Wait for that one to end.")
         if self._is_closed:
             self._running.release()
             raise RuntimeError(CLOSED)
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise RuntimeError(FORKED)
 
     def verify(self, *, only: Iterable[str] | None = None) -> None:
         """Compare what all targets hold with what their sources hold now, bit by bit and in the target's type. Call it

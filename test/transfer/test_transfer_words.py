@@ -1,6 +1,7 @@
 """What a `Transfer` says of arguments and tensors that it can't take: what was needed, what came, what to do."""
 
 import json
+import os
 import struct
 from datetime import timedelta
 
@@ -114,6 +115,17 @@ def test_a_name_that_utf_8_does_not_have(place):
     with torch_overlay.Transfer({name: ones(2)}, {name: target}, group=place) as sync:
         sync.run(only=[name])
     assert bool((target == 1).all())
+
+
+def test_a_fork_leaves_its_parents_transfer_alone(place, monkeypatch):
+    """gloo ended the parent, whose messages the fork had read; and its close told other ranks that the parent left."""
+    with torch_overlay.Transfer({"w": ones(2)}, {"w": ones(2)}, group=place) as sync:
+        with monkeypatch.context() as fork:
+            fork.setattr(os, "getpid", lambda: 0)
+            for call in (sync.run, sync.verify, sync.forget, sync.close):
+                with pytest.raises(RuntimeError, match="belongs to the process that made it: a fork has"):
+                    call()
+        sync.run()
 
 
 @pytest.mark.parametrize("timeout", ["20s", 0, float("nan"), None])
