@@ -210,3 +210,13 @@ def test_what_it_takes_grows_with_what_differs():
     assert counts[0] == counts[1] == 1 + 32
     data = [zlib.compress(json.dumps(as_data(each)).encode()) for each in experts(64, 1920).values()]
     assert sum(map(len, data)) < 1 << 18
+
+
+def test_an_error_says_on_which_devices_ranks_have_a_tensor():
+    """Nothing else may differ between them."""
+    said = {
+        rank: Description({}, {"w": replicated_sharding("float32", (4,), (), device)})
+        for rank, device in enumerate(("cpu", "cpu", "cuda"))
+    }
+    with pytest.raises(ValueError, match=r"a plain tensor, on cpu on ranks 0, 1, and .*, on cuda on rank 2\."):
+        Sides.of(said)

@@ -171,8 +171,9 @@ def _join(
     if len(by_sharding) > 1:
         # Shardings that print alike are named once, with the ranks of all of them.
         views: dict[str, list[int]] = {}
+        is_apart = len({sharding.device for sharding in by_sharding}) > 1
         for sharding, ranks in by_sharding.items():
-            views.setdefault(str(sharding), []).extend(ranks)
+            views.setdefault(f"{sharding} on {sharding.device}" if is_apart else str(sharding), []).extend(ranks)
         said = ", and ".join(f"{view} on {of_ranks(sorted(ranks))}" for view, ranks in views.items())
         texts.append(f"the {side} {name!r} is {said}")
     known = {rank for ranks in by_sharding.values() for rank in ranks}
