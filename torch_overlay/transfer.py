@@ -340,6 +340,7 @@ class Transfer:
         from .transfers.bound_tensors import rebind_side
         from .transfers.pieces import copied_sources, own_tensors
         from .transfers.run import checked_names
+        from .transfers.tensor_files import Checkpoint
 
         names, own = checked_names(only)[0], self._trees[0]
 
@@ -358,7 +359,7 @@ class Transfer:
             except (TypeError, ValueError):  # the program changed them meanwhile
                 self._trees[0], self._state.is_stale, self._state.has_snapshot = own, True, False
 
-        if own is None:
+        if own is None or isinstance(own, Checkpoint):
             return lambda: None
         try:
             some = None if names is None else frozenset(names)

@@ -100,6 +100,28 @@ def test_a_source_without_memory(place, source, target, how, words):
         assert all(bool((each == 7).all()) for each in target.values())
 
 
+def written_checkpoint(folder):
+    """With one number, 3, called w."""
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<f", 3))
+    return torch_overlay.checkpoint(folder)
+
+
+def test_names_are_asked_for_paths_of_tensors_alone(place, tmp_path):
+    """A table raises for others: a rank without a source, and a checkpoint, had the path ''."""
+    names, target = {"w": "served"}.__getitem__, torch.zeros(1)
+    for source in ({"w": torch.full((1,), 3.0), "nothing": None}, written_checkpoint(tmp_path)):
+        target.zero_()
+        with torch_overlay.Transfer(source, {"served": target}, group=place, names=names) as sync:
+            sync.run()
+        assert target == 3
+        with (
+            torch_overlay.meet(f"tcp://127.0.0.1:{forks.free_port()}", rank=0, world_size=1, open=True) as trainers,
+            torch_overlay.Transfer(source, None, group=trainers, names=names) as sync,
+        ):
+            sync.run(async_op=True, snapshot=True).wait()
+
+
 def test_truths_of_numpy(place):
     """As a comparison of arrays gives them: JSON, by which ranks compare options, doesn't take them."""
     numpy = pytest.importorskip("numpy")
@@ -176,10 +198,8 @@ def test_a_pointer_of_git_lfs(place, tmp_path):
     (tmp_path / "model.safetensors").write_text(pointer)
     with pytest.raises(ValueError, match=r"model.safetensors is no .* it is a pointer of Git LFS .* `git lfs pull`"):
         torch_overlay.Transfer(torch_overlay.checkpoint(tmp_path), {"w": ones(2)}, group=place)
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<f", 3))
     target = {"w": ones(1)}
-    with torch_overlay.Transfer(torch_overlay.checkpoint(tmp_path), target, group=place) as sync:
+    with torch_overlay.Transfer(written_checkpoint(tmp_path), target, group=place) as sync:
         sync.run()
     assert target["w"].item() == 3
 

@@ -347,8 +347,8 @@ def copied_sources(tree: Any, names: Names, only: AbstractSet[str] | None, room:
 
     copies: dict[str, Any] = {}
     for path, leaf in leaves(tree, is_pieces).items():
-        copies[path], called = leaf, names_for(path, names)
-        if leaf is not None and called and (only is None or not only.isdisjoint(called)):
+        copies[path], called = leaf, () if leaf is None else names_for(path, names)
+        if called and (only is None or not only.isdisjoint(called)):
             given = _as_given(called[0], leaf, "source", False)
             if isinstance(given, DTensor):
                 copies[path] = DTensor(copy(given._local_tensor), given._spec, requires_grad=False)

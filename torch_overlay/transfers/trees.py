@@ -98,7 +98,8 @@ def paths_of(tree: Any, names: Any, is_leaf: Callable[[Any], bool]) -> dict[str,
     """Return the paths of a source's tensors that `names` calls otherwise, by the names of the target."""
     if names is None:
         return {}
-    pairs = [(name, path) for path in leaves(tree, is_leaf) for name in names_for(path, names)]
+    paths = [path for path, leaf in leaves(tree, is_leaf).items() if leaf is not None]
+    pairs = [(name, path) for path in paths for name in names_for(path, names)]
     return {name: path for name, path in pairs if name != path}
 
 
