@@ -597,7 +597,12 @@ class Transfer:
                 return
             if target is not None and stages is not None:
                 stages.see(leaves(target, is_pieces))
-                self._state.needs_whole = bool(self._state.options.changes)
+            if self._state.options.changes and target is not None:
+                # Versions of another tensor may be what the last run left of the old one.
+                pairs = zip(before[1], bound[1])
+                self._state.needs_whole |= stages is not None or not all(
+                    old is None or new is None or new.counts_as(old) for old, new in pairs
+                )
             self._state.sources, self._state.targets = bound
             self._trees[:] = trees
             self._state.last_runs = {}

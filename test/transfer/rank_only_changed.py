@@ -5,7 +5,7 @@ from unittest import mock
 
 import torch
 from benchmarks.allocations import allocated
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import torch_overlay
 from mesh_ranks import WORLD, make_root
@@ -179,6 +179,23 @@ class OnlyChangedCases:
             self.assertEqual(transfer.sent_bytes, 4000 if source else 0)
         if target:
             self.assertEqual(target["w"], torch.arange(1000.0))
+
+    def test_another_tensor_of_the_same_memory(self):
+        """What it counts may be what the last run left of the tensor before. The same one gets changes alone."""
+        source, memory = {"w": torch.ones(1000)} if self.rank == 0 else None, torch.zeros(1000)
+        mesh = make_root((1,), (1,), ("dp",))
+        for made in (lambda: memory.data, lambda: DTensor.from_local(memory, mesh, [Replicate()], run_check=False)):
+            target = made() if self.rank == 1 else None
+            with torch_overlay.Transfer(source, {"w": target}, changes=True) as transfer:
+                transfer.run()
+                for again, sent in ((False, 4000), (True, 0)):
+                    if target is not None:
+                        target = target if again else made().zero_()
+                        transfer.bind(target={"w": target})
+                    transfer.run()
+                    self.assertEqual(transfer.sent_bytes, sent if source else 0)
+            if target is not None:
+                self.assertEqual(memory, torch.ones(1000))
 
     def test_targets_of_one_block_in_turns(self):
         """Their tensors count writes apart, so that a run of one name goes unseen by the other."""

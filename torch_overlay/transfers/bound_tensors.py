@@ -103,6 +103,13 @@ class BoundTensor:
         whole = self._whole
         return version_of(local if whole is None else whole), version_of(local)
 
+    def counts_as(self, other: BoundTensor) -> bool:
+        """True if a write through this tensor raises the other one's version counter: they are one tensor, or views of
+        one."""
+        given = [tensor._tensor._local_tensor if tensor._whole is None else tensor._whole for tensor in (self, other)]
+        one, another = (tensor if tensor._base is None else tensor._base for tensor in given)
+        return one is another
+
     @property
     def counting(self) -> list[torch.Tensor]:
         """The tensors whose version counters a write through this tensor has to raise: the local tensor, and the tensor
