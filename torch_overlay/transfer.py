@@ -530,11 +530,12 @@ class Transfer:
         from .transfers.run import NEWS, RAN, Run, RunReport
 
         servers = self._servers
+        said = str(why or "") or "it refused"  # an error, too, which may have no words
 
         def run(_: object) -> str:
             if servers is not None and not servers.fleet.units:
                 return NEWS if servers.has_news() else RAN
-            return Run(self._state, RunReport([why or "it refused"])).go() if self.traffic else RAN
+            return Run(self._state, RunReport([said])).go() if self.traffic else RAN
 
         self._take_turn()
         try:

@@ -122,6 +122,16 @@ def test_names_are_asked_for_paths_of_tensors_alone(place, tmp_path):
             sync.run(async_op=True, snapshot=True).wait()
 
 
+@pytest.mark.parametrize(
+    ("why", "said"), [(ValueError("no step"), "no step"), (KeyError(), "it refused"), ("", "it re")]
+)
+def test_a_refusal_by_an_error(place, why, said):
+    """It ended the Transfer on all ranks: JSON, by which they hear why, takes no errors."""
+    with torch_overlay.Transfer({"w": ones(2)}, {"w": ones(2)}, group=place) as sync:
+        assert f"nothing was sent: rank 0: {said}" in sync.refuse(why)
+        sync.run()
+
+
 def test_truths_of_numpy(place):
     """As a comparison of arrays gives them: JSON, by which ranks compare options, doesn't take them."""
     numpy = pytest.importorskip("numpy")
