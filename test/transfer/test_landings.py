@@ -287,6 +287,17 @@ def test_columns_of_memory_that_only_seem_to_overlap_are_direct():
     assert len(check(model, load, {f"w{n}": (4, 4) for n in range(4)}).direct) == 4
 
 
+def test_places_that_go_on_in_the_next_row_overlap():
+    """Rows of four, six apart, from element 0 and from element 4: the last of both wrote."""
+    model = module_of(flat=zeros(16))
+    load = loader(
+        a=lambda w: model.flat.data[:12].view(2, 6)[:, :4].copy_(w),
+        b=lambda w: model.flat.data[4:].view(2, 6)[:, :4].copy_(w),
+    )
+    for names in ("ab", "ba"):
+        assert set(check(model, load, dict.fromkeys(names, (2, 4))).whole) == {"a", "b"}
+
+
 @pytest.mark.parametrize("zeroes", [False, True])
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_a_fill_over_what_another_tensor_brings_is_left_to_the_loader(order, zeroes):

@@ -215,14 +215,18 @@ def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if one.element_size() != other.element_size() or one.stride() != other.stride():
         return True  # with other steps it takes more than a comparison of coordinates, so assume the worse
-    # With equal strides both are boxes of one grid: they are apart if they are apart along some dim.
-    left = [one.storage_offset(), other.storage_offset()]
+    # With equal strides both are boxes of one grid, unless they go on in its next row: they are apart if they are apart
+    # along some dim.
+    firsts = [each.storage_offset() for each in (one, other)]
+    lasts = [at + sum([(n - 1) * s for n, s in zip(v.shape, v.stride())]) for at, v in zip(firsts, (one, other))]
+    is_apart = False
     for step, *lengths in sorted(zip(one.stride(), one.shape, other.shape), reverse=True):
-        starts = [at // step if step else 0 for at in left]
-        left = [at - start * step for at, start in zip(left, starts)]
-        if starts[0] + lengths[0] <= starts[1] or starts[1] + lengths[1] <= starts[0]:
-            return False
-    return True
+        starts, ends = [[at // step if step else 0 for at in each] for each in (firsts, lasts)]
+        firsts, lasts = [[at - n * step for at, n in zip(*each)] for each in ((firsts, starts), (lasts, ends))]
+        if any(end - start != length - 1 for start, end, length in zip(starts, ends, lengths)):
+            return True
+        is_apart |= ends[0] < starts[1] or ends[1] < starts[0]
+    return not is_apart
 
 
 class Extent(NamedTuple):
