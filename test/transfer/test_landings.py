@@ -223,6 +223,19 @@ def test_what_is_more_than_a_cut_comes_whole(name):
     assert all(same_bits(got[key], tensor) for key, tensor in memory_of(model).items())
 
 
+def test_a_tensor_that_is_overwritten_by_another_comes_whole():
+    model = module_of(a__w=zeros(4, 6), b__w=zeros(4, 6))
+
+    def load(weights):
+        weights = dict(weights)
+        if len(weights) == 2:
+            torch._foreach_copy_([weights["a"]], [weights["b"]])
+        for name, weight in weights.items():
+            getattr(model, name).w.data.copy_(weight)
+
+    assert set(check(model, load, dict.fromkeys("ab", (4, 6))).whole) == {"a", "b"}
+
+
 def test_types_are_cast_as_copy_does_and_others_come_whole():
     model = module_of(a=zeros(4, 6, dtype=torch.bfloat16), n=zeros(4, 6, dtype=torch.int32), z=zeros(4, 6).cfloat())
     put = lambda name: lambda w: getattr(model, name).data.copy_(w)

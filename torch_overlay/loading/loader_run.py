@@ -417,7 +417,8 @@ class _Recorder(TorchDispatchMode):
         into_model: set[int],
     ) -> Any:
         """Record a write that is no plain copy and no fill: into the model, or to a tensor of the checkpoint."""
-        if func is _aten._foreach_copy_.default and all(storage_of(source) in self._bases for source in args[1]):
+        is_copies = func is _aten._foreach_copy_.default and not any(map(self._names, args[0]))
+        if is_copies and all(storage_of(source) in self._bases for source in args[1]):
             for target, source in zip(args[0], args[1]):
                 self._copied(target, source)
             return None
