@@ -60,7 +60,7 @@ SHARED = "another tensor goes to the same memory"
 BESIDE = "another tensor of its module comes whole"
 OTHERWISE = "its loader does otherwise when it is asked again"
 READ = "its loader computes with what it wrote there"
-UNSEEN = "its loader may put it somewhere together with others"
+UNSEEN = "its loader asks for a value, so that what it does with several tensors is unknown"
 
 
 class Landings:
@@ -516,15 +516,10 @@ class _Asking:
         rest = together
         if needs_values:
             rest = self.run([meta for meta in metas if meta.name not in needs_values])
-        if rest.error is None:
-            # The others are accepted without those that need values. Those that were refused come whole.
-            return _Asked(_confirmed(records, rest), None)
-        if not refused or (needs_values and together.needs_values):
-            # Even the call with all of them asks for a value, so that nothing on meta can tell what the loader does
-            # with several. Those that were refused come whole, and those of which nothing was seen.
+        if rest.error is None or not refused or (needs_values and together.needs_values):
+            # With a value it might do anything with the others, too: nothing on meta can tell.
             for record in records.values():
-                if not record.storages:
-                    record.comes_whole(UNSEEN)
+                record.comes_whole(UNSEEN)
             return _Asked(records, None)
         return _Asked(records, self._refusal(metas, refused, needs_values, together.error))
 

@@ -40,6 +40,8 @@ NOBODY = "\0nobody"
 _TABLES = "_parameters", "_buffers", "_modules"
 # These look at the memory of a tensor without an operation that a dispatch mode sees.
 _LOOKS = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__dlpack__)
+_ADDRESSES = (torch.Tensor.data_ptr, torch.Tensor.untyped_storage)  # which all tensors on meta have alike
+_ASKING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 ASKS = "its loader asks for a value, and goes on without it"
 _PIECE = object()  # in place of a fill's value, for a view to which a tensor is copied
 
@@ -105,8 +107,9 @@ class LoaderRun:
         try:
             with _Looks(recorder), recorder, torch.no_grad():
                 load(weights)
-            if recorder.needs_values:
-                self.error = RuntimeError(ASKS)
+            written = set().union(*[record.storages for record in self.records.values()])
+            if recorder.needs_values or recorder.asked & written:
+                recorder.needs_values, self.error = True, RuntimeError(ASKS)
         except Exception as error:
             self.error = error.with_traceback(None)  # its frames hold the tensors, which `kept` would count as kept
         finally:
@@ -260,6 +263,7 @@ class _Recorder(TorchDispatchMode):
         tensors: the tensors on meta that the loader gets, by name.
         records: what was seen, by name; under `nobody` what no tensor takes part in.
         reads: storages of the model whose elements were read.
+        asked: of these, those of which a value was asked for, or of what was computed from them.
         needs_values: True if the value of an element was asked for.
     """
 
@@ -268,8 +272,9 @@ class _Recorder(TorchDispatchMode):
         self.tensors = {meta.name: meta.empty("meta") for meta in metas}
         self.records = {name: Record() for name in (*self.tensors, nobody)}
         self.reads: set[int] = set()
+        self.asked: set[int] = set()
         self.needs_values = False
-        self._derived: set[int] = set()  # storages of what was computed from memory of the model
+        self._derived: dict[int, set[int]] = {}  # by storage, the memory of the model of which it was computed
         self._fresh: set[int] = set()  # storages that the loader allocated
         self._outside: list[tuple[torch.Tensor, torch.Tensor]] = []  # memory that is nobody's, and what it held
         self._storages, self._nobody = storages, nobody
@@ -327,18 +332,18 @@ class _Recorder(TorchDispatchMode):
             self._writes_outside(func, args, written)
         return self._computes(func, args, kwargs, names, given, written)
 
-    def _reads(self, given: Iterable[torch.Tensor], except_for: Iterable[torch.Tensor] = ()) -> bool:
-        """Note which memory of the model is read. True if there is some, or what was computed from it."""
+    def _reads(self, given: Iterable[torch.Tensor], except_for: Iterable[torch.Tensor] = ()) -> set[int]:
+        """Note which memory of the model is read. Returns it, and that of which these tensors were computed."""
         read = {storage_of(tensor) for tensor in given} - {storage_of(tensor) for tensor in except_for}
         self.reads |= read & self._storages
-        return not read.isdisjoint(self._storages | self._derived)
+        return (read & self._storages).union(*[self._derived.get(key, ()) for key in read])
 
     def _writes_outside(self, func: Any, args: tuple[Any, ...], written: Sequence[torch.Tensor]) -> None:
         """Note a write, in which no tensor of the checkpoint takes part, into memory that was there before and isn't
         the model's: a counter, a cache. It is done, since the loader may read it, and taken back by `put_back`."""
         outside = [tensor for tensor in written if storage_of(tensor) not in self._fresh]
         # self.w_kc.copy_(self.kv_b.weight[:3]): done again whenever that weight comes, which then comes whole.
-        is_derived = func is _aten.copy_.default and storage_of(args[1]) in self._storages | self._derived
+        is_derived = func is _aten.copy_.default and storage_of(args[1]) in self._storages | self._derived.keys()
         if outside and not is_derived:
             self.records[self._nobody].comes_whole("its loader writes to memory that isn't the model's")
         for tensor in outside:
@@ -381,8 +386,7 @@ class _Recorder(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
-            asks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-            if isinstance(error, NotImplementedError) or not asks.isdisjoint(func.tags):
+            if isinstance(error, NotImplementedError) or not _ASKING.isdisjoint(func.tags):
                 self.needs_values = True
             raise
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -394,9 +398,12 @@ class _Recorder(TorchDispatchMode):
         new = [leaf for leaf in made if storage_of(leaf) not in sources or func is _aten.lift_fresh.default]
         self._fresh |= {storage_of(leaf) for leaf in new}
         is_view = made and not new and not written
-        if not is_view and not _reads_no_elements(func) and self._reads(given):
-            self._derived |= {storage_of(leaf) for leaf in (*new, *written)}
+        if not is_view and not _reads_no_elements(func) and (read := self._reads(given)):
+            for leaf in (*new, *written):
+                self._derived[storage_of(leaf)] = read | self._derived.get(storage_of(leaf), set())
             self._alive += (*new, *written)
+            if _asks(func, given):
+                self.asked |= read
         return result
 
     def _mark(self, made: Sequence[torch.Tensor], names: Collection[str]) -> None:
@@ -511,7 +518,9 @@ class _Looks(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _LOOKS:
-            self._recorder._reads(args[:1])
+            self._recorder.asked |= self._recorder._reads(args[:1])
+        elif func in _ADDRESSES and self._recorder._names(args[0]):
+            self._recorder.needs_values = True
         try:
             return func(*args, **(kwargs or {}))
         except Exception as error:
@@ -522,6 +531,13 @@ class _Looks(TorchFunctionMode):
 
 def _lacks_values(error: Exception) -> bool:
     return any(words in str(error) for words in _NO_VALUES)
+
+
+def _asks(func: Any, given: Sequence[torch.Tensor]) -> bool:
+    """True for an operation that tells values to the loader, perhaps as the shape of what it returns."""
+    if func is _aten.index.Tensor and not any(each.dtype in (torch.bool, torch.uint8) for each in given[1:]):
+        return False  # by numbers: the shape is theirs
+    return not _ASKING.isdisjoint(func.tags)
 
 
 def _reads_no_elements(func: Any) -> bool:
