@@ -628,6 +628,34 @@ def test_where_a_tensor_goes_may_depend_on_the_value_of_another(puts):
     assert set(found.whole) == {"s", "a"}
 
 
+OTHERWISE = {
+    "computes": lambda model, weights: model.a.w.data[:4].copy_(weights["a"] + len(weights)),
+    "computes only with others": lambda model, weights: model.a.w.data[:4].copy_(
+        weights["a"] + 1 if "b" in weights else weights["a"]
+    ),
+    "places": lambda model, weights: model.a.w.data[[*weights].index("a") :][:4].copy_(weights["a"] + 1),
+    "fills": lambda model, weights: [
+        model.a.w.data[:4].copy_(weights["a"] + 1),
+        model.a.w.data[4:].fill_(len(weights)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_comes_whole_is_loaded_as_with_all_others(name):
+    """load_whole() gave its loader `a` alone, with which it does otherwise."""
+    model = module_of(a__w=zeros(6, 2), b__w=zeros(4, 2))
+
+    def load(weights):
+        weights = dict(weights)
+        if "b" in weights:
+            model.b.w.data.copy_(weights["b"])
+        if "a" in weights:
+            OTHERWISE[name](model, weights)
+
+    assert set(check(model, load, dict.fromkeys("ba", (4, 2))).whole) == {"a", "b"}
+
+
 class Latent(torch.nn.Module):
     """Keeps parts of a weight where no loader writes directly, as SGLang's DeepSeek keeps w_kc."""
 

@@ -142,6 +142,22 @@ class TestStagedLandings(TestCase):
             self.assertTrue(all(each.is_meta for each in shell.layers.parameters()))
         self.assertTrue(min(kinds.values()) > 10, kinds)
 
+    def test_a_loader_that_does_otherwise_with_a_part_gets_all_in_one_stage(self):
+        """Each stage gave its loader the tensors of one module, with which it does otherwise."""
+        with torch.device("meta"):
+            shell = torch.nn.Sequential(*[torch.nn.Linear(4, 4, bias=False) for _ in range(2)])
+        served, tensors = {}, {str(n): torch.randn(4, 4) for n in range(2)}
+
+        def load(weights):
+            for name, weight in weights:
+                shell[int(name)].weight.data.copy_(weight + len(weights))
+
+        found = torch_overlay.landings(load, shell, tensors)
+        stages = found.stages(lambda name, module: served.update({name: module.weight.detach().clone()}))
+        with torch_overlay.Transfer(tensors, found.target(), group=self.place, stages=stages) as sync:
+            sync.run()
+        self.assertEqual(served, {name: weight + 2 for name, weight in tensors.items()})
+
 
 if __name__ == "__main__":
     run_tests()

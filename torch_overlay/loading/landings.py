@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -113,14 +114,8 @@ class Landings:
     @cached_property
     def groups(self) -> list[tuple[list[str], dict[str, torch.nn.Module]]]:
         """The names that have to come together, and, by name, the modules on meta to which they go."""
-        homes = self._memory.homes_on_meta
-        goes_to = {
-            # Nothing is known of where it goes, so it may be anywhere.
-            name: storages or (set(homes) if name in self.whole else set())
-            for name, storages in self._goes_to.items()
-        }
-        groups = joined({name: set().union(*[homes.get(each, ()) for each in s]) for name, s in goes_to.items()})
         modules = [*self._model.named_modules()]
+        groups = _groups(self._memory.homes_on_meta, self._goes_to, self.whole)
         return [(names, {name: module for name, module in modules if name in own}) for names, own in groups]
 
     def stages(self, finish: Callable[[str, torch.nn.Module], object]) -> list[Stage]:
@@ -538,24 +533,46 @@ class _Asking:
         return f"refuses {listed(out or refused)}, with {type(error).__name__}: {error}"
 
     def rehearse(self, metas: Sequence[Meta], records: dict[str, Record]) -> dict[Where, Any] | None:
-        """Run the loader as `Landings.load_whole` will, with the tensors that come whole and without the others, and
-        mark more of `records` as whole."""
+        """Run the loader as `Landings.stages` and `load_whole` will, with the tensors that come whole and without the
+        others, and mark more of `records` as whole."""
         while True:
-            some = [meta for meta in metas if records[meta.name].why is not None]
-            if not some:
+            calls = self._calls(metas, records)
+            if not calls:
                 return self._before
-            if len(some) == len(metas):
+            if len(calls[0]) == len(metas):
                 return None
-            run = self.run(some)
-            if run.error is not None and not run.needs_values:
-                for record in records.values():
-                    record.comes_whole("its loader takes those that come whole only with all others")
-                return None
-            written = set().union(*[record.storages for record in run.records.values()])
+            written = set[int]()
+            for some in calls:
+                run = self.run(some)
+                if run.error is not None or not self._does_as_with_all(some, run):
+                    for meta in metas:
+                        records[meta.name].comes_whole("its loader does otherwise without the others")
+                        records[meta.name].written |= self._memory.storages  # so they come in one stage
+                    return None
+                written.update(*[record.storages for record in run.records.values()])
             before = _count_whole(records)
             self.settle(records, written & self._memory.storages, {})
             if before == _count_whole(records):
-                return None if run.error is not None else run.left
+                return run.left
+
+    def _calls(self, metas: Sequence[Meta], records: Mapping[str, Record]) -> list[list[Meta]]:
+        """Return which tensors come whole together: those of each stage, and the others."""
+        whole = [meta for meta in metas if records[meta.name].why is not None]
+        goes_to = {meta.name: records[meta.name].storages for meta in metas}
+        groups = _groups(self._memory.homes_on_meta, goes_to, [meta.name for meta in whole])
+        number = {name: at for at, (names, _) in enumerate(groups) for name in names}
+        calls: dict[int, list[Meta]] = {}
+        for meta in whole:
+            calls.setdefault(number.get(meta.name, len(groups)), []).append(meta)
+        return [calls[at] for at in sorted(calls)]
+
+    def _does_as_with_all(self, some: Sequence[Meta], run: LoaderRun) -> bool:
+        """True if the loader did with some tensors what it does with them in a call with all names."""
+        if not self._full_runs:
+            return False
+        records, full = run.records, self._full_runs[-1].records
+        others = Counter(records[NOBODY].did) - Counter(full[NOBODY].did)
+        return not others and all(records[meta.name].did == full[meta.name].did for meta in some)
 
     def settle(self, records: dict[str, Record], written: set[int], why: Mapping[int, str]) -> None:
         """Mark more tensors as whole, until the direct ones are independent of them.
@@ -599,6 +616,15 @@ class _Asking:
                 record.comes_whole(f"its loader sets {self._attributes.name(unknown[0])!r} anew in each call")
             return ()
         return tuple([self._attributes.setting(where, self._values) for where in to_set])
+
+
+def _groups(
+    homes: Mapping[int, Collection[str]], goes_to: Mapping[str, set[int]], whole: Collection[str]
+) -> list[tuple[list[str], set[str]]]:
+    """Return the names that have to come together in a stage, and the names of their modules on meta (`homes`)."""
+    # Of a tensor that comes whole and was put nowhere, nothing is known: it may go anywhere.
+    places = {name: its or (set(homes) if name in whole else set()) for name, its in goes_to.items()}
+    return joined({name: set().union(*[homes.get(each, ()) for each in its]) for name, its in places.items()})
 
 
 def _take_together(records: dict[str, Record], refused: Sequence[str], together: LoaderRun) -> None:

@@ -152,6 +152,7 @@ class Record:
         fills: the constants that the loader writes meanwhile.
         why: the reason why it comes whole; None if it is direct.
         written: storages of the model that are written in a way that we don't know.
+        did: the operations in which it took part, to compare calls.
         error: the error with which the loader refused it.
     """
 
@@ -160,6 +161,7 @@ class Record:
         self.fills: list[Fill] = []
         self.why: str | None = None
         self.written: set[int] = set()
+        self.did: list[int] = []
         self.error: Exception | None = None
 
     def comes_whole(self, why: str) -> None:
@@ -311,10 +313,15 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         """Record what an operation does to tensors of the checkpoint and to the model, and return what it returns."""
         kwargs = kwargs or {}
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = tree_leaves((args, kwargs))
+        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         names = {name for tensor in given for name in self._names(tensor)}
         written = _written(func, args, kwargs)
         into_model = {key for key in map(storage_of, written) if key in self._storages}
+        if names or into_model:
+            did = hash(repr((func, [*map(self._described, leaves)])))
+            for name in names or (self._nobody,):
+                self.records[name].did.append(did)
         if func is _aten.copy_.default and storage_of(args[1]) in self._bases and not self._names(args[0]):
             self._copied(args[0], args[1])
             return args[0]
@@ -331,6 +338,13 @@ class _Recorder(TorchDispatchMode):
         if written:
             self._writes_outside(func, args, written)
         return self._computes(func, args, kwargs, names, given, written)
+
+    def _described(self, leaf: Any) -> Any:
+        """What two calls are compared by. Of a tensor it has no values."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        place = extent(leaf) if storage_of(leaf) in self._storages else sorted(self._names(leaf))
+        return place, leaf.dtype, leaf.shape, leaf.stride(), leaf.storage_offset()
 
     def _reads(self, given: Iterable[torch.Tensor], except_for: Iterable[torch.Tensor] = ()) -> set[int]:
         """Note which memory of the model is read. Returns it, and that of which these tensors were computed."""
