@@ -449,7 +449,8 @@ class _Recorder(TorchDispatchMode):
         self._mark(written, names)
         if not into_model and all(tensor.is_meta for tensor in written):
             return func(*tree_map(_on_meta, args), **tree_map(_on_meta, kwargs))  # may change the shape
-        return written[0]
+        returns = len(func._schema.returns)
+        return written[0] if returns == 1 else tuple(written) if returns else None
 
     def _copy(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
         """Do a copy or a cast of a tensor of the checkpoint, on meta, and return the result.
