@@ -206,6 +206,8 @@ WHOLE = {
     "joined": lambda m, w: m.c.data.copy_(torch.cat([w, w])),
     "scaled_foreach": lambda m, w: torch._foreach_copy_([m.a.data], [w * 2]),
     "by_two_outs": lambda m, w: torch.max(w, 1, out=(m.a.data[:, 0], torch.empty(4, dtype=torch.int64))),
+    "zeroed_on_its_device": lambda m, w: [w.to("cpu").zero_(), m.a.data.copy_(w)],
+    "zeroed_after_it_went_there": lambda m, w: [moved := w.to("cpu"), w.zero_(), m.c.data[:4].copy_(moved)],
 }
 
 

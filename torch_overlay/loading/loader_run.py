@@ -282,6 +282,7 @@ class _Recorder(TorchDispatchMode):
         self._storages, self._nobody = storages, nobody
         self._bases: dict[int, _Base] = {}
         self._zeroed: set[int] = set()  # of these, what the loader set to zero
+        self._moved: set[str] = set()  # names of what went to a device, which is a copy here alone
         self._computed: dict[int, frozenset[str]] = {}  # by storage, the names of what it was computed from
         self._alive: list[torch.Tensor] = []  # else their storage's address might be another tensor's
         self._users: list[tuple[str, torch.Tensor, int]] = []
@@ -457,6 +458,7 @@ class _Recorder(TorchDispatchMode):
 
         If its elements make no box, the checkpoint's tensor is marked as whole.
         """
+        is_moved = kwargs.get("device") is not None
         kwargs = {key: value for key, value in kwargs.items() if key in ("dtype", "memory_format")}
         made: torch.Tensor = _aten._to_copy.default(tensor, device=torch.device("meta"), **kwargs)
         base = self._bases.get(storage_of(tensor))
@@ -470,6 +472,8 @@ class _Recorder(TorchDispatchMode):
             return made
         dtypes = base.dtypes if made.dtype == base.dtypes[-1] else (*base.dtypes, made.dtype)
         self._follow(made, _Base(base.name, tuple(made.shape), made.stride(), *box, dtypes))
+        if is_moved and made.dtype == tensor.dtype:
+            self._moved.add(base.name)
         if storage_of(tensor) in self._zeroed:
             self._zeroed.add(storage_of(made))
         return made
@@ -478,7 +482,7 @@ class _Recorder(TorchDispatchMode):
         """Note that a tensor of the checkpoint, or a copy of a box of it, is all zero from now on. False if `tensor` is
         another one, or a part."""
         base = self._bases.get(storage_of(tensor))
-        if base is None or not base.shows_all(tensor):
+        if base is None or base.name in self._moved or not base.shows_all(tensor):
             return False
         self._zeroed.add(storage_of(tensor))
         return True
