@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 # Parts of the errors that numpy(), tolist(), a copy to real memory and `param.data = weight` raise for a meta tensor.
 # The loader asked for values then, which says nothing against the tensor's name.
-_NO_VALUES = "meta device", "unallocated storage", "meta tensor; no data", "have incompatible tensor type"
+_NO_VALUES = "meta device", 'on device "meta"', "unallocated storage", "meta tensor; no data", "have incompatible tensor type"
 _COPIES = (_aten._to_copy.default, _aten.clone.default)
 _FILLS = (_aten.fill_.Scalar, _aten.zero_.default)
 _SHOWN = 5  # names in one message
@@ -40,7 +40,8 @@ NOBODY = "\0nobody"
 _TABLES = "_parameters", "_buffers", "_modules"
 # These look at the memory of a tensor without an operation that a dispatch mode sees.
 _LOOKS = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__dlpack__)
-_ADDRESSES = (torch.Tensor.data_ptr, torch.Tensor.untyped_storage)  # which all tensors on meta have alike
+# Of a tensor on meta these say nothing, or that it has no values.
+_ADDRESSES = (torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.__reduce_ex__)
 _ASKING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 ASKS = "its loader asks for a value, and goes on without it"
 _PIECE = object()  # in place of a fill's value, for a view to which a tensor is copied
