@@ -158,6 +158,47 @@ class TestStagedLandings(TestCase):
             sync.run()
         self.assertEqual(served, {name: weight + 2 for name, weight in tensors.items()})
 
+    def test_what_comes_whole_to_one_place_keeps_its_order(self):
+        """Two tensors go to a layer on meta each, and then, one after the other, to a norm that has memory."""
+        with torch.device("meta"):
+            shell = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4, bias=False) for name in "abc"})
+        shell["norm"] = torch.nn.LayerNorm(4, bias=False)
+        tensors = {name: torch.randn(4, 4) for name in "cba"}
+
+        def load(weights):
+            for name, weight in weights:
+                shell[name].weight.data.copy_(weight * 2)
+                if name != "c":
+                    shell["norm"].weight.data.copy_(weight[0] * 2)
+
+        found = torch_overlay.landings(load, shell, tensors)
+        self.assertEqual([names for names, _ in found.groups], [["c"], ["b", "a"]])
+        stages = found.stages(lambda name, module: None)[::-1]
+        with torch_overlay.Transfer(tensors, found.target(), group=self.place, stages=stages) as sync:
+            sync.run()
+        self.assertEqual(shell["norm"].weight.data, tensors["a"][0] * 2)
+
+    def test_a_module_that_gets_constants_alone_is_finished(self):
+        """As a bias that the first rank alone has; also if the loader is asked for each tensor alone."""
+        for scales in (False, True):
+            with torch.device("meta"):
+                shell = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in "ab"})
+            served = {}
+
+            def load(weights, shell=shell, scales=scales):
+                for name, weight in weights:
+                    into = shell[name].weight.data
+                    into.copy_(weight if name == "a" else weight.zero_())
+                    if scales and name == "a":
+                        into.mul_(1)
+
+            tensors = {name: torch.ones(2, 2) for name in "ab"}
+            found = torch_overlay.landings(load, shell, tensors)
+            stages = found.stages(lambda name, module, to=served: to.update({name: module.weight.detach().clone()}))
+            with torch_overlay.Transfer(tensors, found.target(), group=self.place, strict=False, stages=stages) as sync:
+                sync.run()
+            self.assertEqual(served, {"a": torch.ones(2, 2), "b": torch.zeros(2, 2)})
+
 
 if __name__ == "__main__":
     run_tests()

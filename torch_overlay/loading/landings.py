@@ -115,7 +115,11 @@ class Landings:
     def groups(self) -> list[tuple[list[str], dict[str, torch.nn.Module]]]:
         """The names that have to come together, and, by name, the modules on meta to which they go."""
         modules = [*self._model.named_modules()]
-        groups = _groups(self._memory.homes_on_meta, self._goes_to, self.whole)
+        homes = self._memory.homes_on_meta
+        groups = _groups(homes, self._goes_to, self.whole)
+        filled = set().union(*[homes.get(storage_of(fill.view), ()) for fill in self.fills])
+        for _, own in groups[:1]:  # modules that get constants alone come with any names
+            own |= filled.difference(*[others for _, others in groups])
         return [(names, {name: module for name, module in modules if name in own}) for names, own in groups]
 
     def stages(self, finish: Callable[[str, torch.nn.Module], object]) -> list[Stage]:
@@ -387,7 +391,7 @@ def find_landings(
             found.whole[meta.name] = record.why
         elif record.pieces:
             found.direct[meta.name] = tuple([Piece(view, meta.shape, start) for start, view in record.pieces])
-    found._goes_to = {meta.name: records[meta.name].storages for meta in metas}
+    found._goes_to = _goes_to(metas, records)
     fills = [fill for record in records.values() if record.why is None for fill in record.fills]
     found.fills, found._settings = tuple(_distinct(fills)), settings
     found.skipped = tuple([meta.name for meta in metas if not {meta.name} & (found.direct.keys() | found.whole.keys())])
@@ -558,8 +562,8 @@ class _Asking:
     def _calls(self, metas: Sequence[Meta], records: Mapping[str, Record]) -> list[list[Meta]]:
         """Return which tensors come whole together: those of each stage, and the others."""
         whole = [meta for meta in metas if records[meta.name].why is not None]
-        goes_to = {meta.name: records[meta.name].storages for meta in metas}
-        groups = _groups(self._memory.homes_on_meta, goes_to, [meta.name for meta in whole])
+        homes = self._memory.homes_on_meta
+        groups = _groups(homes, _goes_to(metas, records), [meta.name for meta in whole])
         number = {name: at for at, (names, _) in enumerate(groups) for name in names}
         calls: dict[int, list[Meta]] = {}
         for meta in whole:
@@ -618,13 +622,27 @@ class _Asking:
         return tuple([self._attributes.setting(where, self._values) for where in to_set])
 
 
+def _goes_to(metas: Sequence[Meta], records: Mapping[str, Record]) -> dict[str, set[int]]:
+    """Return, by name, to which storages goes what a `Transfer` brings. Of some tensors the loader makes zeros."""
+    its = {meta.name: records[meta.name] for meta in metas}
+    return {name: record.storages for name, record in its.items() if record.pieces or record.why is not None}
+
+
 def _groups(
     homes: Mapping[int, Collection[str]], goes_to: Mapping[str, set[int]], whole: Collection[str]
 ) -> list[tuple[list[str], set[str]]]:
-    """Return the names that have to come together in a stage, and the names of their modules on meta (`homes`)."""
-    # Of a tensor that comes whole and was put nowhere, nothing is known: it may go anywhere.
-    places = {name: its or (set(homes) if name in whole else set()) for name, its in goes_to.items()}
-    return joined({name: set().union(*[homes.get(each, ()) for each in its]) for name, its in places.items()})
+    """Return the names that have to come together in a stage, in order, and the names of their modules on meta
+    (`homes`)."""
+    every: dict[str, set[Any]] = {}
+    for name, its in goes_to.items():
+        # Of a tensor that comes whole and was put nowhere, nothing is known: it may go anywhere.
+        places = its or (set(homes) if name in whole else set())
+        every[name] = set().union(*[homes.get(each, ()) for each in places])
+        if name in whole:
+            every[name] |= places  # where another one may come whole, too: the last one's values stay
+    order = {name: at for at, name in enumerate(goes_to)}
+    groups = [(names, {each for each in own if isinstance(each, str)}) for names, own in joined(every)]
+    return [(sorted(names, key=order.__getitem__), own) for names, own in groups if own]
 
 
 def _take_together(records: dict[str, Record], refused: Sequence[str], together: LoaderRun) -> None:

@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 # Parts of the errors that numpy(), tolist(), a copy to real memory and `param.data = weight` raise for a meta tensor.
 # The loader asked for values then, which says nothing against the tensor's name.
-_NO_VALUES = "meta device", 'on device "meta"', "unallocated storage", "meta tensor; no data", "have incompatible tensor type"
+_NO_VALUES = (
+    "meta device",
+    'on device "meta"',
+    "unallocated storage",
+    "meta tensor; no data",
+    "have incompatible tensor type",
+)
 _COPIES = (_aten._to_copy.default, _aten.clone.default)
 _FILLS = (_aten.fill_.Scalar, _aten.zero_.default)
 _SHOWN = 5  # names in one message
