@@ -204,6 +204,7 @@ WHOLE = {
     "by_a_sum": lambda m, w: (lambda room: [room.add_(w), m.a.data.copy_(room)])(torch.zeros(4, 6)),
     "row_moved": lambda m, w: [w[0].copy_(w[1]), m.a.data.copy_(w)],
     "joined": lambda m, w: m.c.data.copy_(torch.cat([w, w])),
+    "with_a_buffer_where_it_is": lambda m, w: m.a.data.copy_(w + torch.ones(6, device=w.device) * m.a.data[0].exp()),
     "deeply_copied_buffer": lambda m, w: m.a.data.copy_(copy.deepcopy(torch.zeros(4, 6).copy_(w))),
     "scaled_foreach": lambda m, w: torch._foreach_copy_([m.a.data], [w * 2]),
     "by_two_outs": lambda m, w: torch.max(w, 1, out=(m.a.data[:, 0], torch.empty(4, dtype=torch.int64))),

@@ -402,8 +402,9 @@ class _Recorder(TorchDispatchMode):
         given: Sequence[torch.Tensor],
         written: Sequence[torch.Tensor],
     ) -> Any:
-        """Run an operation that doesn't write to the model: on meta if it takes tensors of the checkpoint (`names`)."""
-        if names:
+        """Run an operation that doesn't write to the model: on meta if it takes tensors of the checkpoint (`names`), or
+        what the loader made where these are."""
+        if names or (not written and any(tensor.is_meta for tensor in given)):
             args, kwargs = tree_map(_on_meta, (args, kwargs))
         try:
             result = func(*args, **kwargs)
