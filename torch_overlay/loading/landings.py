@@ -17,9 +17,9 @@ from __future__ import annotations
 import logging
 import traceback
 import weakref
-from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -483,8 +483,16 @@ class _Asking:
         self._values: dict[Where, Any] = {}  # of the attributes, after the first of these
         self.reads: set[int] = set()
 
-    def run(self, metas: Sequence[Meta], apart: bool = False, is_full: bool = False) -> LoaderRun:
-        load = self._load if self._progress is None else self._progress.counted(self._load, len(metas))
+    def run(
+        self,
+        metas: Sequence[Meta],
+        apart: bool = False,
+        is_full: bool = False,
+        calls: Sequence[Sequence[Meta]] | None = None,
+    ) -> LoaderRun:
+        load = self._load if calls is None else _in_calls(self._load, [len(call) for call in calls])
+        if self._progress is not None:
+            load = self._progress.counted(load, len(metas))
         run = LoaderRun(load, self._memory, metas, apart, None if apart else self._attributes)
         self.reads |= run.reads
         if is_full and run.error is None:
@@ -545,15 +553,14 @@ class _Asking:
                 return self._before
             if len(calls[0]) == len(metas):
                 return None
-            written = set[int]()
-            for some in calls:
-                run = self.run(some)
-                if run.error is not None or not self._does_as_with_all(some, run):
-                    for meta in metas:
-                        records[meta.name].comes_whole("its loader does otherwise without the others")
-                        records[meta.name].written |= self._memory.storages  # so they come in one stage
-                    return None
-                written.update(*[record.storages for record in run.records.values()])
+            some = [meta for call in calls for meta in call]
+            run = self.run(some, calls=calls)
+            if run.error is not None or not self._does_as_with_all(some, run):
+                for meta in metas:
+                    records[meta.name].comes_whole("its loader does otherwise without the others")
+                    records[meta.name].written |= self._memory.storages  # so they come in one stage
+                return None
+            written = set().union(*[record.storages for record in run.records.values()])
             before = _count_whole(records)
             self.settle(records, written & self._memory.storages, {})
             if before == _count_whole(records):
@@ -575,8 +582,8 @@ class _Asking:
         if not self._full_runs:
             return False
         records, full = run.records, self._full_runs[-1].records
-        others = Counter(records[NOBODY].did) - Counter(full[NOBODY].did)
-        return not others and all(records[meta.name].did == full[meta.name].did for meta in some)
+        is_known = {*records[NOBODY].did} <= {*full[NOBODY].did}
+        return is_known and all(records[meta.name].did == full[meta.name].did for meta in some)
 
     def settle(self, records: dict[str, Record], written: set[int], why: Mapping[int, str]) -> None:
         """Mark more tensors as whole, until the direct ones are independent of them.
@@ -620,6 +627,17 @@ class _Asking:
                 record.comes_whole(f"its loader sets {self._attributes.name(unknown[0])!r} anew in each call")
             return ()
         return tuple([self._attributes.setting(where, self._values) for where in to_set])
+
+
+def _in_calls(load: Load, counts: Sequence[int]) -> Load:
+    """A loader that gives another one so many tensors in each call."""
+
+    def loads(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        pairs = iter(weights)
+        for count in counts:
+            load([*islice(pairs, count)])
+
+    return loads
 
 
 def _goes_to(metas: Sequence[Meta], records: Mapping[str, Record]) -> dict[str, set[int]]:
