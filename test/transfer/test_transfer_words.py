@@ -132,6 +132,24 @@ def test_a_refusal_by_an_error(place, why, said):
         sync.run()
 
 
+def test_who_cannot_join_leaves_the_place_open():
+    """It said there that the place was closed, and no server came in any more."""
+    address = f"tcp://127.0.0.1:{forks.free_port()}"
+    with torch_overlay.meet(address, rank=0, world_size=1, open=True):
+        with pytest.raises(RuntimeError, match=r"rank 1 of the server 'two' didn't come within 0.5 s"):
+            torch_overlay.join(address, name="two", world_size=2, timeout=0.5)
+        torch_overlay.join(address, name="one", timeout=5).close()
+
+
+def test_a_closed_place_that_something_keeps():
+    """join() waited there without a limit."""
+    address = f"tcp://127.0.0.1:{forks.free_port()}"
+    with torch_overlay.meet(address, rank=0, world_size=1, open=True) as trainers:
+        trainers._store.set("closed", "")
+        with pytest.raises(RuntimeError, match=r"the place there is closed, and no other one was opened within 0.5 s"):
+            torch_overlay.join(address, timeout=0.5)
+
+
 def test_truths_of_numpy(place):
     """As a comparison of arrays gives them: JSON, by which ranks compare options, doesn't take them."""
     numpy = pytest.importorskip("numpy")

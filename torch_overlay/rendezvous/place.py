@@ -164,6 +164,7 @@ class Place:
             place.numbers = _numbers_of(worlds, place.rank)
             place.fleet = fleet
         except BaseException:
+            place._store = None  # in which rank 0 of a server, as if of the place, would say that this is closed
             place._close(0)
             raise
         return place
@@ -454,11 +455,15 @@ def _come_in(
                 # If this fails, rank 0 has left in the meantime, and no stranger listens there.
                 socket.create_connection((host, port), timeout=5 * AGAIN).close()
                 raise _Stranger(f"{purpose}: who listens there didn't answer as rank 0 does, within {limit}.")
-            if not store.check(["closed"]):
+            wrong: tuple[str, Exception] | None
+            if store.check(["closed"]):
+                why = f"{purpose}: the place there is closed, and no other one was opened within {limit}."
+                wrong = "its place is closed", RuntimeError(why)
+            else:
                 wrong = claim(store)
-                if wrong is None:
-                    return store
-                found, problem = wrong
+            if wrong is None:
+                return store
+            found, problem = wrong
         except _Stranger:
             raise
         except socket.gaierror as error:
