@@ -185,7 +185,7 @@ class Transfer:
             )
             self._adopt(self._servers.remake(None, {}))
             fleet.is_used = True
-            self._note_changes()
+            self.joined, self.gone = fleet.take_news()
         _open.add(self)
         _close_at_end()
 

@@ -150,6 +150,24 @@ def test_a_closed_place_that_something_keeps():
             torch_overlay.join(address, timeout=0.5)
 
 
+def test_trainers_wait_for_the_servers_that_they_need():
+    """Only a run says that there are too few. Of one that couldn't be made nobody could free the place."""
+    address = f"tcp://127.0.0.1:{forks.free_port()}"
+    with (
+        torch_overlay.meet(address, rank=0, world_size=1, open=True) as trainers,
+        torch_overlay.Transfer({"w": ones(2)}, None, group=trainers, at_least=1) as sync,
+        pytest.raises(RuntimeError, match="at_least=1 has these servers left: none"),
+    ):
+        sync.run()
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0.0, 1), ("0", 1), (0, "1"), (1, 1), (-1, 1)])
+def test_a_rank_is_a_whole_number(rank, size):
+    """Rank 0.0 waited for rank 0 until the timeout."""
+    with pytest.raises(ValueError, match="needs whole numbers, a rank from 0 to world_size - 1; got"):
+        torch_overlay.meet("tcp://127.0.0.1:1", rank=rank, world_size=size, timeout=1)
+
+
 def test_truths_of_numpy(place):
     """As a comparison of arrays gives them: JSON, by which ranks compare options, doesn't take them."""
     numpy = pytest.importorskip("numpy")

@@ -119,8 +119,10 @@ class Place:
     ) -> tuple[str, int]:
         """Check the arguments of `meet` or `join`, and set what doesn't take others. Returns the host and the port."""
         host, port = _read(address, called)
-        if not 0 <= rank < world_size:
-            raise ValueError(f"{called}() needs a rank from 0 to {world_size - 1}, world_size - 1; got {rank}.")
+        if not (all(hasattr(each, "__index__") for each in (rank, world_size)) and 0 <= rank < world_size):
+            raise ValueError(
+                f"{called}() needs whole numbers, a rank from 0 to world_size - 1; got {rank!r} of {world_size!r}."
+            )
         key = os.environ.get(KEY) if key is None else key
         if key is not None and not key:
             raise ValueError(f"{called}() needs a key that isn't empty, or none: by key=, or by {KEY}.")
