@@ -202,8 +202,7 @@ def _groups(counts: Mapping[str, object], groups: Listing | None) -> str:
 
 
 def _missing_groups(counts: Mapping[str, object]) -> str:
-    """The call that would make the most useful missing group, and how many collectives that would have saved, as a
-    sentence."""
+    """Say which call would make the most useful missing group, and how many collectives that would have saved."""
     calls = counts.get("collectives that more groups would save")
     if not isinstance(calls, Mapping) or not calls:
         return "missing groups: none cost anything"

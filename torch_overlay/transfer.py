@@ -374,8 +374,7 @@ class Transfer:
         again: Callable[[Callable[[], None]], str],
         takes_in: bool = True,
     ) -> None:
-        """Run at an open place: `run`, and `again` each time that servers came or were lost. Sets `joined` and
-        `gone`."""
+        """Call `run`, and `again` each time that servers came or were lost. Sets `joined` and `gone`."""
         from .errors import TransferFailed
         from .transfers.run import NEWS, Unfit
 
@@ -430,7 +429,9 @@ class Transfer:
             return lambda sent: RAN
         with self._telling_interrupts():
             if self._state.is_stale:
-                run = Run(self._state, RunReport(unheard, *checked_names(only)[:1], version, check, async_op, is_news=True))
+                run = Run(
+                    self._state, RunReport(unheard, *checked_names(only)[:1], version, check, async_op, is_news=True)
+                )
             else:
                 run = Run.check(self._state, only, unheard, version, check, async_op, snapshot)
             if async_op and not self._state.is_stale:

@@ -64,8 +64,7 @@ def patch(**changes: Any) -> Iterator[None]:
 
 
 def _apply() -> None:
-    """Set the values from before the blocks, then the changes of open blocks in
-    order."""
+    """Set the values from before the blocks, then changes of open blocks in order."""
     globals().update(_before_blocks)
     for changes in _changes:
         globals().update(changes)

@@ -649,8 +649,7 @@ def _goes_to(metas: Sequence[Meta], records: Mapping[str, Record]) -> dict[str, 
 def _groups(
     homes: Mapping[int, Collection[str]], goes_to: Mapping[str, set[int]], whole: Collection[str]
 ) -> list[tuple[list[str], set[str]]]:
-    """Return the names that have to come together in a stage, in order, and the names of their modules on meta
-    (`homes`)."""
+    """Return the names that have to come together in a stage, in order, and those of their modules (`homes`)."""
     every: dict[str, set[Any]] = {}
     for name, its in goes_to.items():
         # Of a tensor that comes whole and was put nowhere, nothing is known: it may go anywhere.

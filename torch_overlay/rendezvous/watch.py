@@ -506,8 +506,7 @@ class Watch:
         self._store.set(f"answer {number} {self.rank}", json.dumps(position))
 
     def _answers(self, number: int, seconds: float, decided: str = "") -> dict[int, Position]:
-        """Wait up to `seconds` for answers to a call, or until a rank has written the key `decided`. Other ranks are
-        left out."""
+        """Wait up to `seconds` for answers to a call, or until a rank has written the key `decided`. Returns those."""
         until = time.monotonic() + seconds
         awaited = [*self.ranks]
         if self._store.add("closed", 0):  # else one request for all of them

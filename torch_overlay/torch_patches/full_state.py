@@ -177,8 +177,7 @@ def _dtensors(tree: Any) -> Iterator[DTensor]:
 
 
 def _with_wholes(tree: Any, numbers: Iterator[int], wholes: dict[int, torch.Tensor]) -> Any:
-    """Copy a state dict without its tensors; each DTensor takes the next number, and `wholes[number]` if that is
-    there."""
+    """Copy a state dict without its tensors; each DTensor takes the next number, and `wholes[number]` if given."""
     if isinstance(tree, DTensor):
         return wholes.get(next(numbers), tree)
     if isinstance(tree, dict):

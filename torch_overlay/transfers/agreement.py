@@ -274,8 +274,7 @@ def _plan(
 def _levels(
     descriptions: Mapping[int, Description], tensors: Sequence[Tensor], contents: Contents | None
 ) -> dict[str, int]:
-    """Return in which turn the names come that come in stages; the same on all ranks. Raises a ValueError if that can't
-    be."""
+    """Return the turns of the names that come in stages; the same on all ranks. Raises a ValueError if none fit."""
     there = {tensor.name for tensor in tensors}
     torn = {rank: torn_groups(said.stages, there) for rank, said in descriptions.items() if said.stages and tensors}
     levels = levels_of(said.stages for said in descriptions.values())

@@ -434,8 +434,7 @@ def _why_not_whole(tensor: torch.Tensor) -> str | None:
 
 
 def _why_immovable(local: torch.Tensor, may_be_on_meta: bool) -> str | None:
-    """Say why a tensor's values aren't the elements in its memory, which is all that a transfer moves; None if they
-    are."""
+    """Say why a tensor's values aren't the elements in its memory, which alone are moved; None if they are."""
     if local.is_quantized:
         # Viewing its bytes as integers, as exchanges do, ends the process.
         return f"is quantised ({str(local.dtype)[6:]}), and its scales wouldn't travel: give int_repr() and the scales"

@@ -70,8 +70,7 @@ def shardings(tensors: Mapping[str, Given], meshes: Meshes) -> dict[str, Shardin
 
 
 def _sharding_without_mesh(given: Plain | Pieces, known: dict[Any, Sharding]) -> Sharding:
-    """Return the sharding of a plain tensor or of pieces. Its ranks are empty until all ranks have said what they
-    have."""
+    """Return the sharding of a plain tensor or of pieces, without ranks until all have said what they have."""
     shapes_and_boxes = [piece.shape_and_box for piece in (given.pieces if isinstance(given, Pieces) else (given,))]
     local = (given.pieces[0] if isinstance(given, Pieces) else given)._local_tensor
     shape = shapes_and_boxes[0][0]

@@ -175,8 +175,7 @@ def _describe(
     names: Sequence[str] | None,
     overrides: Sequence[Override],
 ) -> str:
-    """One line about axes that get groups, for ranks to compare. Options aren't
-    shown."""
+    """One line about axes that get groups, for ranks to compare, without options."""
     rank_map = view_of(mesh).rank_map
     axes = (
         [

@@ -190,8 +190,7 @@ def _views(found: Landings) -> list[torch.Tensor]:
 def _by_map(
     loader: Callable[..., Any], places: Mapping[int, Sequence[int]], logical: int, physical: int
 ) -> Callable[..., Any]:
-    """Return a loader that puts a logical expert into all slots which have it, and does nothing when called for
-    copies."""
+    """Return a loader that puts a logical expert into all slots which have it, and does nothing for copies."""
 
     @functools.wraps(loader, assigned=())
     def load(
