@@ -639,7 +639,8 @@ class Transfer:
             self._close()
 
     def _log_unheard(self) -> None:
-        for problem in self._unheard():
+        last, self._background = self._background, None
+        for problem in () if last is None else last.unheard():
             logger.error("A Transfer over %s: %s", of_ranks(self._state.ranks), problem)
 
     def _close(self, is_end: bool = False) -> None:
