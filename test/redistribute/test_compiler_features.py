@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from mesh_harness import STOCK, fake_world, needs_overlay
+from torch_overlay import versions
 from torch_overlay.distributed._mesh.caches import forget_shardings
 
 R, S, P = Replicate(), Shard, Partial()
@@ -49,6 +50,7 @@ def leaf():
     return torch.ones(8, 8, requires_grad=True)
 
 
+LACKS = versions.running().number < (2, 12)
 MOVES = {
     "gather": ((S(0), S(1)), (R, R)),
     "swap": ((S(0), S(1)), (S(1), S(0))),
@@ -168,6 +170,7 @@ def test_open_sizes(mesh):
     assert graphs.frame_count <= 2
 
 
+@pytest.mark.skipif(LACKS, reason="torch up to 2.11 compiles no DTensor there, on stock either")
 @pytest.mark.parametrize("move", ["gather", "cut"])
 def test_unbacked_sizes(mesh, move):
     source, target = MOVES[move]
@@ -201,6 +204,8 @@ def test_graph_breaks_around_it(mesh, async_op):
 def test_regions(mesh, region):
     compiled = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
     if region == "nested_compile_region":
+        if LACKS:
+            pytest.skip("torch up to 2.11 compiles no DTensor there, on stock either")
 
         @torch.compiler.nested_compile_region
         def layer(local):

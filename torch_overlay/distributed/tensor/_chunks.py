@@ -120,7 +120,8 @@ def is_ambiguous(shape: Sequence[int], cuts: Sequence[Cut]) -> bool:
     rows 0 to 3 and 8 to 11, and FSDP that rank's first half. By the placements, both
     with the factor 2, the rank has rows 0, 1, 8 and 9.
 
-    >>> is_ambiguous((16,), [Cut(0, 2, 2, 0), Cut(0, 2, 2, 0)])
+    >>> of_fsdp = Cut(0, fsdp_factor(2, 1), 2, 0)
+    >>> is_ambiguous((16,), [of_fsdp, Cut(0, 2, 2, 0)])
     True
     >>> is_ambiguous((16,), [Cut(0, 2, 2, 0), Cut(0, 1, 2, 0)])  # over a plain shard
     False
