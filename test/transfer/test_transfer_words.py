@@ -146,7 +146,7 @@ def test_a_closed_place_that_something_keeps():
     address = f"tcp://127.0.0.1:{forks.free_port()}"
     with torch_overlay.meet(address, rank=0, world_size=1, open=True) as trainers:
         trainers._store.set("closed", "")
-        with pytest.raises(RuntimeError, match=r"the place there is closed, and no other one was opened within 0.5 s"):
+        with pytest.raises(RuntimeError, match=r"the place there is closed, and no other opened within 0.5 s"):
             torch_overlay.join(address, timeout=0.5)
 
 

@@ -457,15 +457,14 @@ def _come_in(
                 # If this fails, rank 0 has left in the meantime, and no stranger listens there.
                 socket.create_connection((host, port), timeout=5 * AGAIN).close()
                 raise _Stranger(f"{purpose}: who listens there didn't answer as rank 0 does, within {limit}.")
-            wrong: tuple[str, Exception] | None
-            if store.check(["closed"]):
-                why = f"{purpose}: the place there is closed, and no other one was opened within {limit}."
-                wrong = "its place is closed", RuntimeError(why)
-            else:
+            if not store.check(["closed"]):
                 wrong = claim(store)
-            if wrong is None:
-                return store
-            found, problem = wrong
+                if wrong is None:
+                    return store
+                found, problem = wrong
+            elif not isinstance(problem, ValueError):
+                found = "its place is closed"
+                problem = RuntimeError(f"{purpose}: the place there is closed, and no other opened within {limit}.")
         except _Stranger:
             raise
         except socket.gaierror as error:
