@@ -134,13 +134,14 @@ def test_a_wait_is_no_work(caplog, by):
     with contextlib.closing(watch.Watch(range(2), 0, dist.HashStore(), datetime.timedelta(seconds=30), 0, int)) as of:
         of.begin("an exchange", waits=True)
         time.sleep(2 * LONG)
+        begun = time.monotonic()
         of.came() if by == "came" else of.enter("unpack")
         time.sleep(LONG / 2)
-        assert not any(" has worked " in line for line in said(caplog))
+        lines = [line for line in said(caplog) if " has worked " in line]
+        assert not lines or time.monotonic() - begun > LONG  # a busy machine may take as long
         time.sleep(LONG)
-        assert [line[:36] for line in said(caplog) if " has worked " in line] == [
-            "torch_overlay: Rank 0 has worked 0 s"
-        ]
+        (line,) = lines + [line for line in said(caplog) if " has worked " in line]
+        assert line.startswith("torch_overlay: Rank 0 has worked 0 s"), line
 
 
 def test_a_block_that_is_done_in_time_says_nothing(caplog):

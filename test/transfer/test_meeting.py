@@ -11,6 +11,7 @@ import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from unittest import mock
 
 import pytest
@@ -259,7 +260,7 @@ def test_the_store_stays_until_all_know_who_died():
         watches[1].settle(lost, is_own=False)
         watches[1].close()
         keeper = blocking.ask_aside(lambda: watches[0].settle(lost, is_own=False))
-        with pytest.raises(TimeoutError):
+        with pytest.raises(FutureTimeout):
             keeper.result(0.5)
         assert watches[2].settle(lost, is_own=False) == keeper.result(1)
     finally:
