@@ -311,7 +311,7 @@ class Transfer:
     ) -> Callable[[Callable[[], None]], object]:
         """Check this rank's tensors for a run. Returns a function that does the run, and calls the function that it is
         given when no source is read any more."""
-        unheard = self._unheard()
+        unheard = self._after_last()
         if self._servers is None:
             return self._one_run(unheard, only, version, check, async_op, snapshot)
         only = _read_once(only)
@@ -394,12 +394,15 @@ class Transfer:
         self._note_changes()
 
     def _unheard(self) -> list[str]:
-        """Return the error of the last run in the background, if it failed and nobody called its `wait`, in words; only
-        once. On a GPU the current stream waits for that run."""
+        """Return the error of the last run in the background, if it failed and nobody called its `wait`; only once."""
         last, self._background = self._background, None
-        if last is not None:
-            last.precede()
         return [] if last is None else last.unheard()
+
+    def _after_last(self) -> list[str]:
+        """Let the current stream wait for the last run in the background. Returns what `_unheard` does."""
+        if self._background is not None:
+            self._background.precede()
+        return self._unheard()
 
     def _one_run(
         self,
@@ -506,7 +509,7 @@ class Transfer:
             return RAN
 
         self._take_turn()
-        unheard = self._unheard()
+        unheard = self._after_last()
         try:
             if self._servers is None:
                 run(None)
@@ -639,8 +642,7 @@ class Transfer:
             self._close()
 
     def _log_unheard(self) -> None:
-        last, self._background = self._background, None
-        for problem in () if last is None else last.unheard():
+        for problem in self._unheard():
             logger.error("A Transfer over %s: %s", of_ranks(self._state.ranks), problem)
 
     def _close(self, is_end: bool = False) -> None:

@@ -78,11 +78,11 @@ def _process_group_name(
     ranks: list[int], use_hashed_name: bool, to_global: dict[int, int] | None = None
 ) -> GroupName:
     """Return the name of a new group, the same on all its ranks. Counts the call."""
+    # If only the members create the group, a counter of the process drifts apart as
+    # soon as some ranks create a group and others don't. How often exactly these ranks
+    # created a group is the same on all of them. The counter `group_count` behind the
+    # other names is left to calls that every rank makes.
     if use_hashed_name:
-        # If only the members create the group, a counter of the process drifts apart as
-        # soon as some ranks create a group and others don't. How often exactly these
-        # ranks created a group is the same on all of them. The counter `group_count`
-        # behind the other names is left to calls that every rank makes.
         # Two splits of different parents may have the same local ranks, [0, 1] say, and
         # would get one name.
         if to_global is not None:

@@ -48,7 +48,7 @@ class _DTensorSpec:
         mesh = real_mesh(self.mesh)
         key: tuple[Any, ...] = (mesh._stable_hash(), *self._hash_key()[1:])
         # A compiled plan contains the coordinate and the names of process groups, so
-        # ranks differ, as do equal meshes with other groups.
+        # ranks differ, as do equal meshes with other groups, and other settings.
         if config.plan_redistribution:
             key = (*key, _seen_by_this_rank(mesh), get_settings())
         return hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()

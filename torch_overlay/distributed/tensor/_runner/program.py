@@ -490,6 +490,8 @@ class Program:
             return _contiguous_copy
         if not self.steps or not isinstance(self.steps[-1], Narrow):
             return None
+        # A view: an in-place operation on the result would change the source, and it
+        # would keep the larger tensor alive.
         # The strides are those of the step-by-step path: a cut keeps their order, a
         # gather makes a contiguous tensor.
         only_cuts = all(isinstance(step, Narrow) for step in self.steps)
